@@ -1,0 +1,1 @@
+"""Agent adapters: each maps one vendor to the protocol of `agents.base`."""

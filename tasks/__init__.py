@@ -1,0 +1,1 @@
+"""Thin Celery tasks, one module per station of the way of a message. No domain logic."""
