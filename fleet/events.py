@@ -7,7 +7,7 @@ swallowed is told from what was already posted.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -175,7 +175,7 @@ class TurnRequest:
 class Agent(Protocol):
     """One vendor's agent. See `agents.base`."""
 
-    def turn(self, request: TurnRequest, host: TurnHost) -> AsyncIterator[AgentEvent]:
+    def turn(self, request: TurnRequest, host: TurnHost) -> AsyncGenerator[AgentEvent, None]:
         """Run one turn and yield its events in order, `Ended` last.
 
         Closing the iterator (`aclose`) stops the agent: when that returns, neither the agent nor anything it started
@@ -183,5 +183,13 @@ class Agent(Protocol):
 
         Raises:
             AgentDiedError: the agent's process ended unasked.
+        """
+        ...
+
+    def recorded(self, request: TurnRequest) -> list[AgentEvent]:
+        """Return what the agent's own transcript has of the session's last turn, oldest first; reads files.
+
+        After a crash it holds what was said but never reached the fleet: those events whose `uid` the log lacks. It is
+        empty without a session or a transcript, and has no `SessionStarted` and no `Ended`.
         """
         ...

@@ -1,0 +1,87 @@
+"""The Celery application: queues, routes and the beat schedule (`celery -A fleet …`)."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from celery import Celery
+
+from fleet.config import FleetConfig, load_config, read_environment
+from fleet.errors import ConfigError, FleetError
+
+#: Queue of what any worker can do: poll, activate, ingest, post.
+FLEET_QUEUE = "fleet"
+#: Beat ticks are this many ms apart at most: a section is polled at the first tick after its time.
+TICK_MAX_MS = 250
+#: Seconds after which a beat message that nobody took is dropped; the next one is as good.
+TICK_EXPIRES_S = 10
+#: Broker polls per lease: an interval in seconds at which reconcile looks for what stands still.
+RECONCILES_PER_LEASE = 5
+
+
+def host_queue(host: str) -> str:
+    """Return the queue of a host's short work that needs its disk."""
+    return f"host.{host}"
+
+
+def turns_queue(host: str) -> str:
+    """Return the queue of a host's agent turns."""
+    return f"host.{host}.turns"
+
+
+def tick_s(config: FleetConfig) -> float:
+    """Return the seconds between two beat ticks: a whole fraction of the poll interval."""
+    interval_ms = min(config.polling.interval_idle_ms, config.polling.interval_active_ms)
+    return interval_ms / max(1, -(-interval_ms // TICK_MAX_MS)) / 1000
+
+
+def make_app(config: FleetConfig, redis_url: str, host: str) -> Celery:
+    """Return the application for `config`, its broker at `redis_url`."""
+    app = Celery("fleet", broker=redis_url, include=["tasks"])
+    app.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        result_serializer="json",
+        task_ignore_result=True,
+        task_store_eager_result=False,
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={"global_keyprefix": f"{config.redis.namespace}:celery:", "socket_keepalive": True},
+        task_default_queue=FLEET_QUEUE,
+        task_create_missing_queues=True,
+        task_queues={FLEET_QUEUE: {}, host_queue(host): {}, turns_queue(host): {}},
+        task_acks_late=True,
+        task_reject_on_worker_lost=False,
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=True,
+        worker_hijack_root_logger=False,
+        worker_send_task_events=True,
+        task_send_sent_event=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_enable_remote_control=True,
+        event_queue_expires=60,
+        timezone="UTC",
+        beat_schedule={
+            "poll": {"task": "fleet.poll", "schedule": tick_s(config), "options": {"expires": TICK_EXPIRES_S}},
+            "reconcile": {
+                "task": "fleet.reconcile",
+                "schedule": config.turns.lease_s / RECONCILES_PER_LEASE,
+                "options": {"expires": TICK_EXPIRES_S},
+            },
+        },
+    )
+    return app
+
+
+def _app_of_environment() -> Celery:
+    config = load_config(None, os.environ)
+    if config.redis.url is None:
+        raise ConfigError("config_invalid", "neither FLEET_REDIS_URL nor redis.url says where Redis is")
+    return make_app(config, config.redis.url, read_environment(os.environ).host)
+
+
+try:
+    app = _app_of_environment()
+except FleetError as error:
+    print(f"fleet: {error}", file=sys.stderr)
+    raise SystemExit(2) from None

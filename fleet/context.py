@@ -1,0 +1,97 @@
+"""Everything a station of the way of a message works with, and the nudges it can give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fleet.config import Environment, FleetConfig
+from fleet.hosts import Hosts
+from fleet.journal import Journal
+from fleet.leases import Leases
+from fleet.platform.client import PlatformClient, SessionRef
+from fleet.record import Record, Records
+from fleet.refs import ThreadRef
+from fleet.store import Store
+
+
+class Nudges(Protocol):
+    """Celery messages, seen from the domain. A nudge may be lost, late or doubled: that changes only latency."""
+
+    async def poll_sessions(self, names: list[str]) -> None:
+        """Ask any worker to poll these sections."""
+        ...
+
+    async def activate(self, ref: ThreadRef) -> None:
+        """Ask any worker to compare a thread's envelope with its record."""
+        ...
+
+    async def ingest(self, ref: ThreadRef) -> None:
+        """Ask any worker to take in a thread's new items."""
+        ...
+
+    async def start_thread(self, record: Record) -> None:
+        """Ask the thread's host to start the epoch of `record`."""
+        ...
+
+    async def run_turn(self, record: Record) -> None:
+        """Ask the thread's host for the turn of `record`, and for what follows it."""
+        ...
+
+    async def finish_turn(self, record: Record) -> None:
+        """Ask the thread's host to go on with the turn of `record` behind its run."""
+        ...
+
+    async def post_items(self, ref: ThreadRef) -> None:
+        """Ask any worker to drain a thread's journal."""
+        ...
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The services of one process and one event loop. `agents` are the agent types that can run here."""
+
+    config: FleetConfig
+    environment: Environment
+    store: Store
+    platform: PlatformClient
+    nudges: Nudges
+    agents: frozenset[str]
+    records: Records = field(init=False)
+    leases: Leases = field(init=False)
+    journal: Journal = field(init=False)
+    hosts: Hosts = field(init=False)
+    _user_id: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self.records = Records(self.store)
+        self.leases = Leases(self.store, self.config.turns.lease_s)
+        self.journal = Journal(self.store)
+        self.hosts = Hosts(self.store)
+
+    @property
+    def host(self) -> str:
+        """This machine's name."""
+        return self.environment.host
+
+    async def user_id(self) -> str:
+        """Return the id of the worker's own user, whose items are echoes (protocol §3, self-filter)."""
+        if not self._user_id:
+            self._user_id = str((await self.platform.me())["id"])
+        return self._user_id
+
+    async def at(self, session: str) -> SessionRef | None:
+        """Return where a session's data lives; None when no section is attached to it."""
+        revision = await self.store.redis.hget(self.store.session(session).section, "revision_id")
+        return SessionRef(str(revision), session) if revision else None
+
+    async def due_items(self, ref: ThreadRef) -> list[str]:
+        """Return the ids of a thread's items that events named and nobody has handled yet."""
+        prefix = f"item {ref.alias} "
+        fields = await self.store.hash(self.store.session(ref.session).due)
+        return [name.removeprefix(prefix) for name in fields if name.startswith(prefix)]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.platform.close()
+        await self.store.close()

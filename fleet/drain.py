@@ -1,0 +1,179 @@
+"""The drainer: carries out a thread's journal, strictly in order, each entry exactly once.
+
+A write whose outcome is unknown is looked for before it is repeated: the newest items are read back, at once and with
+growing pauses, and only when the list's delay is over without the `post_id` is the item posted again (protocol §1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from fleet import lifecycle
+from fleet.context import Fleet
+from fleet.envelope import WORKER_ALIAS, State, parse, with_state
+from fleet.errors import ThreadFailedError
+from fleet.hostfiles import log_name
+from fleet.journal import Entry
+from fleet.platform.client import SessionRef
+from fleet.platform.errors import NotExecutedError, OutcomeUnknownError, RefusedError, TransientError
+from fleet.refs import ThreadRef
+from fleet.truncation import LOWER_CAP_BYTES, fit
+
+log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+#: Seconds for which one call of the drainer puts up with a platform that does not answer.
+PATIENCE_S = 10.0
+#: Pauses in seconds between attempts: the first, the factor, the longest.
+PAUSE_FIRST_S, PAUSE_FACTOR, PAUSE_MAX_S = 0.1, 2.0, 5.0
+#: Seconds after which an item that the platform stored is shown by its lists, with a margin (protocol §1: about 2 s).
+LIST_DELAY_S = 2.5
+#: Newest items that are read back. All that we posted since the lost answer stand before it; persons' may too.
+READ_BACK_ROWS = 50
+#: ms until reconcile calls a drainer again after one gave up.
+GIVEN_UP_MS = 3000
+
+
+async def drain(fleet: Fleet, ref: ThreadRef) -> None:
+    """Post what waits in a thread's journal, until it is empty or the platform has not answered for a while."""
+    at = await fleet.at(ref.session)
+    begun = await fleet.journal.begin(ref) if at is not None else None
+    if at is None or begun is None:
+        return
+    token, entry = begun
+    try:
+        while entry is not None:
+            stored_id = await _carry_out(fleet, at, ref, entry)
+            entry = await fleet.journal.stored(ref, token, entry, stored_id)
+    except BaseException as error:
+        await fleet.journal.release(ref, token)
+        if not isinstance(error, TransientError):
+            raise
+        log.warning("%s: posting waits for the platform: %s", ref, error)
+        retry_at = await fleet.store.now_ms() + GIVEN_UP_MS
+        await fleet.store.redis.zadd(fleet.store.session(ref.session).attention, {ref.alias: retry_at})
+
+
+async def _carry_out(fleet: Fleet, at: SessionRef, ref: ThreadRef, entry: Entry) -> str:
+    """Carry out one entry and return the id of the item that it became, if it did."""
+    if entry.kind == "state":
+        await _write_state(fleet, at, ref, entry.body)
+        return ""
+    alias = WORKER_ALIAS if entry.kind == "audit" else ref.alias
+    try:
+        return await _post(fleet, at, alias, entry)
+    except RefusedError as error:
+        if error.code == "thread_item_too_large":
+            return await _post_smaller(fleet, at, ref, alias, entry)
+        await _refused(fleet, ref, entry, error)
+        return ""
+
+
+async def _post(fleet: Fleet, at: SessionRef, alias: str, entry: Entry) -> str:
+    """Post an item exactly once.
+
+    Raises:
+        TransientError: the platform did not answer for `PATIENCE_S`; the entry may have been posted.
+        RefusedError: the platform refuses the item.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    unknown = entry.again
+    for pause in _pauses():
+        if unknown and (found := await _read_back(fleet, at, alias, entry.post_id)):
+            return found
+        try:
+            return str((await fleet.platform.post_item(at, alias, entry.body)).get("id", ""))
+        except NotExecutedError:
+            unknown = False
+            if time.monotonic() + pause > deadline:
+                raise
+            await asyncio.sleep(pause)
+        except OutcomeUnknownError:
+            unknown = True
+            if time.monotonic() > deadline:
+                raise
+    raise AssertionError("the pauses never end")
+
+
+async def _read_back(fleet: Fleet, at: SessionRef, alias: str, post_id: str) -> str | None:
+    """Look for an item that may have been stored; None when the list's delay is over without it.
+
+    Raises:
+        TransientError: the list can't be read for `PATIENCE_S`.
+    """
+    started = time.monotonic()
+    for pause in _pauses():
+        try:
+            newest = await fleet.platform.newest_items(at, alias, READ_BACK_ROWS)
+        except TransientError:
+            if time.monotonic() - started > PATIENCE_S:
+                raise
+        else:
+            for item in newest:
+                if (item.get("metadata") or {}).get("post_id") == post_id:
+                    return str(item.get("id", ""))
+            if time.monotonic() - started >= LIST_DELAY_S:
+                return None
+        await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")
+
+
+def _pauses() -> Iterator[float]:
+    pause = PAUSE_FIRST_S
+    while True:
+        yield pause
+        pause = min(pause * PAUSE_FACTOR, PAUSE_MAX_S)
+
+
+async def _post_smaller(fleet: Fleet, at: SessionRef, ref: ThreadRef, alias: str, entry: Entry) -> str:
+    """Post an item again under the lower cap (protocol §4, budget, step 5)."""
+    try:
+        body = fit(entry.body, LOWER_CAP_BYTES, log_name(ref))
+        return await _post(fleet, at, alias, Entry(entry.id, entry.kind, entry.post_id, body, again=False))
+    except (ThreadFailedError, RefusedError) as error:
+        await _refused(fleet, ref, entry, error, code="THREAD_ITEM_TOO_LARGE")
+        return ""
+
+
+async def _refused(
+    fleet: Fleet, ref: ThreadRef, entry: Entry, error: Exception, code: str = "THREAD_POST_FAILED"
+) -> None:
+    """Pass over an entry that can never be stored, and fail its thread with a code."""
+    kind = entry.body.get("metadata", {}).get("type", "")
+    log.error("%s: the platform refuses an item of type %r for good: %s", ref, kind, error)
+    record = await fleet.records.read(ref)
+    if entry.kind == "item" and record.live:
+        await lifecycle.fail(fleet, record, code, f"an item of type {kind!r} was refused: {error}")
+
+
+async def _write_state(fleet: Fleet, at: SessionRef, ref: ThreadRef, body: Json) -> None:
+    """Write `instance.state`, unless a newer epoch was claimed or the user has asked for something else meanwhile.
+
+    Raises:
+        TransientError: the platform did not answer for `PATIENCE_S`. Writing a state twice is harmless.
+    """
+    record = await fleet.records.read(ref)
+    if record.epoch != body["epoch"]:
+        return
+    state: State = body["state"]
+    deadline = time.monotonic() + PATIENCE_S
+    for pause in _pauses():
+        try:
+            value = (await fleet.platform.download_object(at, ref.alias)).get("value")
+            thread = parse(value)
+            if thread is not None and thread.state in ("pending", "active") and thread.state != state:
+                await fleet.platform.upload_object(at, ref.alias, with_state(value, state))
+            break
+        except RefusedError as error:
+            log.warning("%s: the state %s can't be written: %s", ref, state, error)
+            break
+        except TransientError:
+            if time.monotonic() + pause > deadline:
+                raise
+            await asyncio.sleep(pause)
+    await fleet.records.set_told(record, state)

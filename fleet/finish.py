@@ -1,0 +1,111 @@
+"""What follows the run of a turn: its artifacts are published, then it is closed with its `turn_end`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from fleet import artifacts, items, lifecycle
+from fleet.context import Fleet
+from fleet.emitter import Emitter, LeaseLostError
+from fleet.hostfiles import HostFiles
+from fleet.inbound import newest_time, waiting
+from fleet.leases import Lease
+from fleet.record import Record, Step
+from fleet.refs import ThreadRef
+from fleet.start import checkpoint_of
+
+log = logging.getLogger(__name__)
+
+#: Ids of consumed items that a record remembers: more than can stand within one overlap of the list.
+CONSUMED_KEPT = 50
+
+
+async def publish_artifacts(fleet: Fleet, ref: ThreadRef, epoch: int, turn: int) -> None:
+    """Publish what the turn left in the outbox, and say so (protocol §4, artifacts)."""
+    async with _step(fleet, ref, epoch, turn, "publish") as lease:
+        if lease is None:
+            return
+        record = lease.record
+        block = record.settings.get("artifacts")
+        at = await fleet.at(ref.session)
+        said = record.said
+        if block and at is not None:
+            published = await artifacts.publish(
+                fleet.platform,
+                at,
+                Path(record.work_folder),
+                block["prefix"],
+                block["source"],
+                fleet.config.artifacts.upload,
+            )
+            said = await _say(fleet, lease, said, items.artifacts_published(published))
+        await fleet.records.transition(record, "published", token=lease.token, release=True, said=said)
+
+
+async def close_turn(fleet: Fleet, ref: ThreadRef, epoch: int, turn: int) -> None:
+    """Say `turn_end`, record what was consumed, and go on: with the next turn, or with the end of the thread."""
+    async with _step(fleet, ref, epoch, turn, "close") as lease:
+        if lease is None:
+            return
+        record = lease.record
+        end = items.turn_end(record.turn_status, record.stats, record.error)
+        await _say(fleet, lease, record.said, end)
+        await _close(fleet, lease)
+    await lifecycle.advance(fleet, ref)
+
+
+async def _close(fleet: Fleet, lease: Lease) -> None:
+    record = lease.record
+    if record.fail_code:
+        await lifecycle.fail(fleet, record, record.fail_code, record.error, token=lease.token)
+        return
+    closed = await _consumed(fleet, record)
+    checkpoint_of(closed).write(HostFiles(fleet.environment.home, record.ref).checkpoint)
+    await fleet.records.transition(
+        record,
+        "turn_closed",
+        token=lease.token,
+        release=True,
+        consumed_ids=record.turn_items,
+        consumed_at=closed.consumed_at,
+        consumed=closed.consumed,
+    )
+
+
+async def _consumed(fleet: Fleet, record: Record) -> Record:
+    """Return the record with the turn's items counted as consumed."""
+    given = [item for item in await waiting(fleet, record.ref) if item["id"] in record.turn_items]
+    return replace(
+        record,
+        consumed_at=newest_time(given, record.consumed_at),
+        consumed=(*record.consumed, *record.turn_items)[-CONSUMED_KEPT:],
+    )
+
+
+async def _say(fleet: Fleet, lease: Lease, said: int, item: items.Item | None) -> int:
+    emitter = Emitter(fleet, lease, said)
+    try:
+        await emitter.emit(item)
+        return emitter.said
+    finally:
+        emitter.close()
+
+
+@asynccontextmanager
+async def _step(fleet: Fleet, ref: ThreadRef, epoch: int, turn: int, step: Step) -> AsyncIterator[Lease | None]:
+    """Hold the lease of a short step, renewed as long as the step takes. None: it is not to be done here and now."""
+    record = await fleet.records.read(ref)
+    due = (record.epoch, record.turn, record.step, record.host) == (epoch, turn, step, fleet.host)
+    lease = await fleet.leases.take(record) if due else None
+    if lease is None:
+        yield None
+        return
+    async with fleet.leases.kept(lease):
+        try:
+            yield lease
+        except LeaseLostError as error:
+            log.warning("%s: %s", ref, error)

@@ -1,0 +1,151 @@
+"""A host's own files of a thread: the full log and the checkpoint.
+
+Under the state folder, `jobs/session_agent_harness-SESSION/threads/ALIAS/`:
+
+- `logs/thread.log`: every item in full, one JSON object a line, before anybody else learns of it. Appended by the
+  process that holds the thread's lease. A line is handed to the kernel at once, so that it outlives the process;
+  the disk is asked to keep it (fsync) at the end of each turn, so that it outlives a power cut.
+- `thread.yaml`: the checkpoint, replaced as a whole by the holder of the lease.
+
+All of it is readable by its owner alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from fleet.refs import ThreadRef
+
+Json = dict[str, Any]
+
+#: Bytes from which on `thread.log` is rotated at the beginning of a turn, and how many rotated logs are kept.
+LOG_BYTES = 64 * 1024 * 1024
+LOGS_KEPT = 3
+
+
+def job_id(session: str) -> str:
+    """Return the name of a session's folder (protocol §4, budget)."""
+    return f"session_agent_harness-{session}"
+
+
+def log_name(ref: ThreadRef) -> str:
+    """Return the path of a thread's log as items name it: relative to the jobs folder."""
+    return f"{job_id(ref.session)}/threads/{ref.alias}/logs/thread.log"
+
+
+class HostFiles:
+    """The files of one thread below a host's state folder."""
+
+    def __init__(self, home: Path, ref: ThreadRef) -> None:
+        self.folder = home / "jobs" / job_id(ref.session) / "threads" / ref.alias
+        self.log = self.folder / "logs" / "thread.log"
+        self.checkpoint = self.folder / "thread.yaml"
+        self.agent_state = self.folder / "agent"
+        self.process = self.folder / "agent.json"
+
+    def create(self) -> None:
+        """Make the folders."""
+        for folder in (self.log.parent, self.agent_state):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def rotate(self) -> None:
+        """Begin a new log when the present one is large."""
+        with suppress(FileNotFoundError):
+            if self.log.stat().st_size < LOG_BYTES:
+                return
+        for index in range(LOGS_KEPT - 1, 0, -1):
+            with suppress(FileNotFoundError):
+                self._rotated(index).replace(self._rotated(index + 1))
+        with suppress(FileNotFoundError):
+            self.log.replace(self._rotated(1))
+
+    def _rotated(self, index: int) -> Path:
+        return self.log.with_name(f"thread.log.{index}")
+
+    def said(self, epoch: int, turn: int) -> Iterator[Json]:
+        """Yield the log's lines of one turn, in order. A line that a crash cut short ends nothing but itself."""
+        with suppress(FileNotFoundError), self.log.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                with suppress(ValueError):
+                    entry = json.loads(line)
+                    if isinstance(entry, dict) and entry.get("epoch") == epoch and entry.get("turn") == turn:
+                        yield entry
+
+
+class LogWriter:
+    """Appends to a thread's log."""
+
+    def __init__(self, files: HostFiles) -> None:
+        files.create()
+        self._fd = os.open(files.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._end_cut_line(files.log)
+
+    def _end_cut_line(self, log: Path) -> None:
+        size = os.fstat(self._fd).st_size
+        if size:
+            with log.open("rb") as reader:
+                reader.seek(size - 1)
+                if reader.read(1) != b"\n":
+                    os.write(self._fd, b"\n")
+
+    def write(self, entry: Json) -> None:
+        """Append one line. Raises OSError when the disk does not take it whole."""
+        data = memoryview(json.dumps(entry).encode() + b"\n")
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def close(self) -> None:
+        """Ask the disk to keep what was written, and close."""
+        os.fsync(self._fd)
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a host remembers of a thread so that its record can be rebuilt.
+
+    `consumed_at` and `consumed` say which persons' items a finished turn has consumed: the newest one's `created_at`,
+    and ids of the latest.
+    """
+
+    epoch: int = 0
+    turn: int = 0
+    agent_session: str = ""
+    consumed_at: str | int | float | None = None
+    consumed: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Return the checkpoint, or an empty one when there is none or it is damaged."""
+        try:
+            value = yaml.safe_load(path.read_text(encoding="utf-8"))
+            known = {name: value[name] for name in asdict(cls()) if name in value}
+            checkpoint = cls(**known)
+            return replace(checkpoint, consumed=tuple(checkpoint.consumed))
+        except (OSError, yaml.YAMLError, TypeError, ValueError):
+            return cls()
+
+    def write(self, path: Path) -> None:
+        """Replace the checkpoint on disk."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            yaml.safe_dump(asdict(self) | {"consumed": list(self.consumed)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)

@@ -1,0 +1,162 @@
+"""The journal: an ordered outbox per thread of everything that the platform must still be told.
+
+Entries are of three kinds: `item` (post into the thread), `audit` (post into the section's worker thread) and `state`
+(write `instance.state` into the envelope). They are carried out strictly in order by one drainer (`fleet.drain`).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fleet.leases import Lease
+from fleet.refs import ThreadRef, post_id
+from fleet.store import Store
+
+Kind = Literal["item", "audit", "state"]
+Json = dict[str, Any]
+
+#: Idempotency keys that are remembered per thread. A cause repeats within minutes, or after a lost Redis.
+CAUSES_KEPT = 1000
+#: Entries and bytes from which on a turn stops reading its agent until the journal has drained.
+DEPTH_LIMIT = 1000
+BYTES_LIMIT = 16 * 1024 * 1024
+#: Life of a drainer's lease in ms: longer than one post may take, its read-back included.
+DRAIN_TTL_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Something to be told to the platform. `body`: an item ({content, metadata}), or {"state", "epoch"}."""
+
+    kind: Kind
+    body: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The head of a journal. `again`: an earlier drainer may have posted it already."""
+
+    id: str
+    kind: str
+    post_id: str
+    body: Json
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The answer to an append: the last number taken (None: the lease is not ours any more), and the journal's size."""
+
+    last: int | None
+    depth: int
+    bytes: int
+    idle: bool
+
+    @property
+    def full(self) -> bool:
+        """Whether the turn must wait for the drainer."""
+        return self.depth >= DEPTH_LIMIT or self.bytes >= BYTES_LIMIT
+
+
+def item_draft(item: Json) -> Draft:
+    """Return a draft that posts `item` into the thread."""
+    return Draft("item", item)
+
+
+def audit_draft(item: Json) -> Draft:
+    """Return a draft that posts `item` into the section's worker thread."""
+    return Draft("audit", item)
+
+
+def state_draft(state: Literal["active", "failed"], epoch: int) -> Draft:
+    """Return a draft that writes the envelope's state, unless a newer epoch has been claimed by then."""
+    return Draft("state", {"state": state, "epoch": epoch})
+
+
+def stamped(item: Json, key: str) -> Json:
+    """Return `item` with its `post_id`, the key of its idempotence (protocol §4)."""
+    return {**item, "metadata": {**item["metadata"], "post_id": key}}
+
+
+class Journal:
+    """Appends to journals and hands out their heads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def _keys(self, ref: ThreadRef) -> tuple[str, str, str, str]:
+        keys = self._store.thread(ref)
+        return keys.journal, keys.journal_meta, keys.drain, keys.session.attention
+
+    async def append(self, lease: Lease, turn: int, items: Sequence[tuple[int, Json]]) -> Appended:
+        """Append a turn's numbered, stamped items as the holder of its lease. Idempotent in the numbers."""
+        record = lease.record
+        keys = self._store.thread(record.ref)
+        args: list[str | int] = [record.ref.alias, str(record.epoch), lease.token, turn]
+        for n, item in items:
+            args += [n, item["metadata"]["post_id"], json.dumps(item)]
+        last, depth, size, idle = await self._store.run(
+            "journal_append", [keys.record, keys.lease, *self._keys(record.ref)], args
+        )
+        return Appended(None if last < 0 else last, depth, size, bool(idle))
+
+    async def append_once(self, ref: ThreadRef, cause: str, *drafts: Draft, epoch: int | None = None) -> bool:
+        """Append drafts that no turn numbers, once for each `cause`.
+
+        Parameters:
+            epoch: refuse when the record is of another epoch by now.
+
+        Returns:
+            Whether a drainer must be called.
+        """
+        args: list[str | int] = [ref.alias, "" if epoch is None else str(epoch), cause, CAUSES_KEPT]
+        for index, draft in enumerate(drafts):
+            key = post_id(ref, cause, index)
+            body = draft.body if draft.kind == "state" else stamped(draft.body, key)
+            args += [draft.kind, key, json.dumps(body)]
+        keys = self._store.thread(ref)
+        _, call = await self._store.run("journal_append_once", [keys.record, keys.causes, *self._keys(ref)], args)
+        return bool(call)
+
+    async def depth(self, ref: ThreadRef) -> int:
+        """Return how many entries wait."""
+        return int(await self._store.redis.xlen(self._store.thread(ref).journal))
+
+    async def begin(self, ref: ThreadRef) -> tuple[str, Entry | None] | None:
+        """Become the drainer of a thread.
+
+        Returns:
+            A token and the first entry (None: nothing waits, and the lease is given up), or None when somebody else
+            is draining.
+        """
+        token = secrets.token_hex(16)
+        answer = await self._next(ref, token, "", "")
+        return None if answer == "busy" else (token, answer)
+
+    async def stored(self, ref: ThreadRef, token: str, entry: Entry, item_id: str = "") -> Entry | None:
+        """Take away an entry that the platform has stored as `item_id`, and return the next one.
+
+        Returns None when nothing waits any more, or when the drainer was replaced: in both cases it is done.
+        """
+        answer = await self._next(ref, token, entry.id, item_id)
+        return None if answer == "busy" else answer
+
+    async def release(self, ref: ThreadRef, token: str) -> None:
+        """Stop draining with entries left."""
+        await self._store.run("release_lease", [self._store.thread(ref).drain], [token])
+
+    async def _next(self, ref: ThreadRef, token: str, entry_id: str, item_id: str) -> Entry | Literal["busy"] | None:
+        keys = self._store.thread(ref)
+        answer = await self._store.run(
+            "drain_next",
+            [keys.drain, keys.journal, keys.journal_meta, keys.session.ours],
+            [token, DRAIN_TTL_MS, entry_id, item_id],
+        )
+        if answer[0] != "entry":
+            return None if answer[0] == "empty" else "busy"
+        _, id_, kind, key, body, again = answer
+        return Entry(id_, kind, key, json.loads(body), again == "1")

@@ -1,0 +1,10 @@
+-- Strike a thread off the list of those with something outstanding, unless it was put there anew meanwhile.
+--
+-- KEYS  1 attention   sorted set: alias -> Redis time in ms when to look at the thread again
+-- ARGV  1 alias
+--       2 score that the caller read
+-- Returns 1 when it was struck off.
+if redis.call('ZSCORE', KEYS[1], ARGV[1]) == ARGV[2] then
+  return redis.call('ZREM', KEYS[1], ARGV[1])
+end
+return 0

@@ -1,0 +1,34 @@
+-- Claim the next epoch of a thread, if its record is still the one that the caller read.
+--
+-- KEYS  1 record      hash: see fleet/record.py
+--       2 attention   sorted set: alias -> Redis time in ms when to look at the thread again
+--       3 threads     set: aliases with a record
+-- ARGV  1 alias
+--       2 epoch that the caller read, '' for no record
+--       3 step that the caller read, '' for no record
+--       4 step to enter: start or wait_host
+--       5 ms until reconcile looks at it
+--       6.. field, value pairs to set
+-- Returns the new epoch, or '' when the record has changed meanwhile.
+redis.replicate_commands()
+local epoch = redis.call('HGET', KEYS[1], 'epoch') or ''
+local step = redis.call('HGET', KEYS[1], 'step') or ''
+if epoch ~= ARGV[2] or step ~= ARGV[3] then
+  return ''
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local claimed = now
+if epoch ~= '' and tonumber(epoch) + 1 > now then
+  claimed = tonumber(epoch) + 1
+end
+local text = string.format('%.0f', claimed)
+redis.call('HSET', KEYS[1], 'epoch', text, 'step', ARGV[4], 'attempt', '0')
+redis.call('HDEL', KEYS[1], 'stop', 'outcome', 'error', 'told', 'turn_items', 'prompted')
+for i = 6, #ARGV, 2 do
+  redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+end
+redis.call('PERSIST', KEYS[1])
+redis.call('SADD', KEYS[3], ARGV[1])
+redis.call('ZADD', KEYS[2], now + ARGV[5], ARGV[1])
+return text

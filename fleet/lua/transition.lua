@@ -1,0 +1,49 @@
+-- Move a thread from one step to another: compare-and-set with the epoch, and with the lease where a step is held.
+--
+-- KEYS  1 record      hash: see fleet/record.py
+--       2 lease       string: token of the step's holder
+--       3 attention   sorted set: alias -> Redis time in ms when to look at the thread again
+--       4 inbox       hash: item id -> item
+--       5 journal     stream, see journal_append.lua
+-- ARGV  1 alias
+--       2 epoch
+--       3 step the thread must be in
+--       4 token that must hold the lease, '' when nobody may hold it, '*' when that does not matter
+--       5 step to enter
+--       6 ms until reconcile looks at it, '' when nothing is outstanding afterwards but what waits in the journal,
+--         in the inbox or for a stop
+--       7 '1' to give the lease up
+--       8 number of inbox ids that follow: they are consumed
+--       then the ids, then field, value pairs to set
+-- Returns 1, or 0 when the record is elsewhere by now.
+redis.replicate_commands()
+if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[2] or redis.call('HGET', KEYS[1], 'step') ~= ARGV[3] then
+  return 0
+end
+local holder = redis.call('GET', KEYS[2]) or ''
+if ARGV[4] ~= '*' and holder ~= ARGV[4] then
+  return 0
+end
+redis.call('HSET', KEYS[1], 'step', ARGV[5])
+local first = 9 + tonumber(ARGV[8])
+for i = 9, first - 1 do
+  redis.call('HDEL', KEYS[4], ARGV[i])
+end
+for i = first, #ARGV, 2 do
+  redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+end
+if ARGV[7] == '1' then
+  redis.call('DEL', KEYS[2])
+end
+local patience = ARGV[6]
+if patience == '' and (redis.call('EXISTS', KEYS[5]) == 1 or (ARGV[5] == 'idle' and
+    (redis.call('EXISTS', KEYS[4]) == 1 or (redis.call('HGET', KEYS[1], 'stop') or '') ~= ''))) then
+  patience = 5000
+end
+if patience == '' then
+  redis.call('ZREM', KEYS[3], ARGV[1])
+else
+  local time = redis.call('TIME')
+  redis.call('ZADD', KEYS[3], time[1] * 1000 + math.floor(time[2] / 1000) + patience, ARGV[1])
+end
+return 1

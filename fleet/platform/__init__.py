@@ -1,0 +1,1 @@
+"""The BlobHub client (protocol §1)."""

@@ -1,0 +1,244 @@
+"""The thread record: what the fleet knows of a thread, and the steps it goes through.
+
+The record is a Redis hash. It has one writer at a time: whoever wins the compare-and-set on (epoch, step), and while
+a step is held, the holder of its lease. An epoch is one activation; a newer one makes everything older invalid.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fleet.refs import ThreadRef
+from fleet.store import Store
+
+Step = Literal["wait_host", "start", "idle", "run", "publish", "close", "end"]
+
+#: Every change of step there is, by name: the steps it may come from and the step it leads to.
+TRANSITIONS: dict[str, tuple[frozenset[Step], Step]] = {
+    "started": (frozenset({"start"}), "idle"),
+    "turn_begun": (frozenset({"idle"}), "run"),
+    "turn_ran": (frozenset({"run"}), "publish"),
+    "published": (frozenset({"publish"}), "close"),
+    "turn_closed": (frozenset({"close"}), "idle"),
+    "failed": (frozenset({"wait_host", "start", "idle", "close"}), "end"),
+    "stopped": (frozenset({"wait_host", "start", "idle", "close"}), "end"),
+}
+
+#: Steps in which a turn is under way.
+TURN_STEPS: frozenset[Step] = frozenset({"run", "publish", "close"})
+#: ms until reconcile looks at a thread whose next step was nudged. Longer than a busy worker needs to take a message.
+NUDGE_PATIENCE_MS = 10_000
+#: Seconds for which the record of an ended thread is kept, so that `fleet status` can show it.
+ENDED_TTL_S = 7 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A thread record as it was read.
+
+    Fields:
+        epoch: the activation; grows only. 0: there is no record.
+        step: what is done or due, see `TRANSITIONS`.
+        host: who owns the work folder; empty while nobody does.
+        turn: number of the current or last turn, from 1.
+        attempt: how often the current step `run` was begun.
+        agent_session: the agent's own session id, resumed by every later turn.
+        turn_items: ids of the items that the current turn was given.
+        consumed_at, consumed: where the last finished turn ended: the newest item's `created_at`, and recent ids.
+        stop: why the running turn should stop; empty: go on.
+        outcome: how an ended thread ended: `completed`, `failed`, `removed`.
+        turn_status, error: how the current turn ended.
+        settings: what the envelope said when the epoch was started, see `fleet.start`.
+        prompted: whether the agent is known to have taken the current turn's prompt.
+        began_ms: Redis time when the current turn was first begun; 0 before that.
+        fail_code: code with which the thread fails once the current turn is closed.
+        said: number of the current turn's last item, known when the turn has ended.
+        stats: tokens of the current turn and its duration in ms (protocol §4, `turn_end`).
+        told: the last `instance.state` that was written to the envelope in this epoch.
+    """
+
+    ref: ThreadRef
+    epoch: int = 0
+    step: Step | Literal[""] = ""
+    host: str = ""
+    work_folder: str = ""
+    agent: str = ""
+    turn: int = 0
+    attempt: int = 0
+    agent_session: str = ""
+    turn_items: tuple[str, ...] = ()
+    consumed_at: str | int | float | None = None
+    consumed: tuple[str, ...] = ()
+    stop: str = ""
+    outcome: str = ""
+    turn_status: str = ""
+    error: str = ""
+    stats: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    prompted: bool = False
+    said: int = 0
+    began_ms: int = 0
+    fail_code: str = ""
+    told: str = ""
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a record at all."""
+        return self.epoch > 0
+
+    @property
+    def live(self) -> bool:
+        """Whether the thread is with us: claimed and not ended."""
+        return self.exists and self.step != "end"
+
+    @property
+    def state(self) -> str:
+        """The thread's state in the envelope's words."""
+        if not self.exists:
+            return ""
+        if self.step == "end":
+            return self.outcome
+        return "pending" if self.step in ("wait_host", "start") else "active"
+
+
+_PLAIN = (
+    "step",
+    "host",
+    "work_folder",
+    "agent",
+    "agent_session",
+    "stop",
+    "outcome",
+    "turn_status",
+    "error",
+    "told",
+    "fail_code",
+)
+_NUMBERS = ("epoch", "turn", "attempt", "said", "began_ms")
+_JSON = ("turn_items", "consumed_at", "consumed", "stats", "settings", "prompted")
+
+
+def decode(ref: ThreadRef, fields: dict[str, str]) -> Record:
+    """Return the record that a Redis hash holds; unknown fields, of a newer version, are passed over."""
+    values: dict[str, Any] = {name: fields[name] for name in _PLAIN if name in fields}
+    values |= {name: int(fields[name]) for name in _NUMBERS if name in fields}
+    values |= {name: json.loads(fields[name]) for name in _JSON if name in fields}
+    for name in ("turn_items", "consumed"):
+        if name in values:
+            values[name] = tuple(values[name])
+    return Record(ref=ref, **values)
+
+
+def encode(changes: dict[str, Any]) -> list[str]:
+    """Return field, value pairs for a script."""
+    pairs: list[str] = []
+    for name, value in changes.items():
+        pairs += [name, json.dumps(value) if name in _JSON else str(value)]
+    return pairs
+
+
+class Records:
+    """Reads records and changes them, each change one compare-and-set."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def read(self, ref: ThreadRef) -> Record:
+        """Return the record of `ref`; one that does not exist has epoch 0."""
+        return decode(ref, await self._store.hash(self._store.thread(ref).record))
+
+    async def all(self, session: str) -> list[Record]:
+        """Return the records of a session's threads, by alias."""
+        aliases = sorted(await self._store.members(self._store.session(session).threads))
+        refs = [ThreadRef(session, alias) for alias in aliases]
+        async with self._store.redis.pipeline(transaction=False) as pipe:
+            for ref in refs:
+                pipe.hgetall(self._store.thread(ref).record)
+            rows = await pipe.execute()
+        return [decode(ref, fields) for ref, fields in zip(refs, rows, strict=True) if fields]
+
+    async def claim(self, seen: Record, step: Literal["start", "wait_host"], **changes: Any) -> int | None:
+        """Claim the next epoch if the record is still as `seen`. Returns the epoch, or None when it has changed."""
+        keys = self._store.thread(seen.ref)
+        epoch = await self._store.run(
+            "claim",
+            [keys.record, keys.session.attention, keys.session.threads],
+            [
+                seen.ref.alias,
+                str(seen.epoch) if seen.exists else "",
+                seen.step,
+                step,
+                NUDGE_PATIENCE_MS,
+                *encode(changes),
+            ],
+        )
+        return int(epoch) if epoch else None
+
+    async def transition(
+        self,
+        record: Record,
+        name: str,
+        *,
+        token: str = "",
+        release: bool = False,
+        consumed_ids: tuple[str, ...] = (),
+        **changes: Any,
+    ) -> bool:
+        """Make the transition `name` of `TRANSITIONS` from the step that `record` shows.
+
+        Parameters:
+            token: the lease that must be held; empty: nobody may hold one.
+            release: give the lease up in the same stroke.
+            consumed_ids: items that leave the inbox in the same stroke.
+
+        Returns:
+            Whether it was made; False when the record is elsewhere by now.
+        """
+        sources, target = TRANSITIONS[name]
+        if record.step not in sources:
+            return False
+        keys = self._store.thread(record.ref)
+        outstanding = "" if target in ("idle", "end") else NUDGE_PATIENCE_MS
+        done = await self._store.run(
+            "transition",
+            [keys.record, keys.lease, keys.session.attention, keys.inbox, keys.journal],
+            [
+                record.ref.alias,
+                str(record.epoch),
+                record.step,
+                token,
+                target,
+                outstanding,
+                "1" if release else "",
+                len(consumed_ids),
+                *consumed_ids,
+                *encode(changes),
+            ],
+        )
+        if done and target == "end":
+            await self._store.redis.expire(keys.record, ENDED_TTL_S)
+        return bool(done)
+
+    async def set_held(self, record: Record, token: str, **changes: Any) -> bool:
+        """Set fields as the holder of the lease `token`. Returns False when that is not the caller any more."""
+        return await self._set(record, token, "", changes)
+
+    async def request_stop(self, record: Record, reason: str) -> bool:
+        """Ask the holder of the thread's turn to stop."""
+        return await self._set(record, "*", NUDGE_PATIENCE_MS, {"stop": reason})
+
+    async def set_told(self, record: Record, state: str) -> bool:
+        """Note that the envelope now says `state`. Written by the drainer alone."""
+        return await self._set(record, "*", "", {"told": state})
+
+    async def _set(self, record: Record, token: str, patience_ms: int | str, changes: dict[str, Any]) -> bool:
+        keys = self._store.thread(record.ref)
+        return bool(
+            await self._store.run(
+                "set_fields",
+                [keys.record, keys.lease, keys.session.attention],
+                [record.ref.alias, str(record.epoch), token, patience_ms, *encode(changes)],
+            )
+        )

@@ -1,0 +1,166 @@
+"""The start of an epoch on the host that owns the work folder: the checks of protocol §3.1, then the first words."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from fleet import items, lifecycle
+from fleet.activation import read_envelope
+from fleet.artifacts import prepare_outbox
+from fleet.config import AgentSettings, FleetConfig, resolve_agent_settings
+from fleet.context import Fleet
+from fleet.envelope import Thread
+from fleet.errors import ThreadFailedError
+from fleet.hostfiles import Checkpoint, HostFiles
+from fleet.hosts import resolved_roots
+from fleet.inbound import catch_up
+from fleet.journal import audit_draft, state_draft
+from fleet.leases import Lease
+from fleet.platform.client import SessionRef
+from fleet.record import Record
+from fleet.refs import ThreadRef
+
+log = logging.getLogger(__name__)
+
+PERMISSIONS = ("autonomous", "approval", "guarded")
+
+
+async def start_thread(fleet: Fleet, ref: ThreadRef, epoch: int) -> None:
+    """Start the epoch `epoch` of a thread, if it is still to be started here.
+
+    Raises:
+        TransientError: the platform did not answer; the start stays outstanding.
+    """
+    record = await fleet.records.read(ref)
+    at = await fleet.at(ref.session)
+    if record.epoch != epoch or record.step != "start" or record.host != fleet.host or at is None:
+        return
+    lease = await fleet.leases.take(record)
+    if lease is None:
+        return
+    try:
+        await _start(fleet, at, lease)
+    except ThreadFailedError as error:
+        await lifecycle.fail(fleet, record, error.code, error.detail, token=lease.token)
+    finally:
+        await fleet.leases.release(lease)
+
+
+async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
+    ref = lease.record.ref
+    thread = await read_envelope(fleet, at, ref)
+    if thread is None or not thread.is_ours:
+        await fleet.nudges.activate(ref)
+        return
+    folder = checked_folder(thread.work_folder, fleet.config.hosts[fleet.host].work_folders)
+    agent = checked_agent(thread, fleet.config, fleet.agents)
+    files = HostFiles(fleet.environment.home, ref)
+    files.create()
+    record = _restored(lease.record, Checkpoint.read(files.checkpoint))
+    checkpoint_of(record).write(files.checkpoint)
+    await catch_up(fleet, at, record)
+    if thread.state == "active":
+        audit = items.audit("thread_recovered", ref.alias)
+    else:
+        audit = items.audit("thread_active", ref.alias, agent_session_id=record.agent_session)
+    await fleet.journal.append_once(
+        ref, f"started:{record.epoch}", state_draft("active", record.epoch), audit_draft(audit), epoch=record.epoch
+    )
+    started = await fleet.records.transition(
+        lease.record,
+        "started",
+        token=lease.token,
+        release=True,
+        work_folder=str(folder),
+        settings=asdict(agent) | {"artifacts": _outbox(ref, thread, folder)},
+        turn=record.turn,
+        agent_session=record.agent_session,
+        consumed_at=record.consumed_at,
+        consumed=record.consumed,
+    )
+    await fleet.nudges.post_items(ref)
+    if started:
+        await lifecycle.advance(fleet, ref)
+
+
+def checked_folder(work_folder: str, roots: tuple[str, ...]) -> Path:
+    """Return the real path of a work folder that passes the checks of protocol §3.1.
+
+    Raises:
+        ThreadFailedError: one of the WORK_FOLDER codes.
+    """
+    path = Path(work_folder)
+    if not path.is_absolute():
+        raise ThreadFailedError("WORK_FOLDER_NOT_ABSOLUTE", f"workspace.work_folder is {work_folder!r}")
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError):
+        raise ThreadFailedError("WORK_FOLDER_NOT_FOUND", f"{work_folder} does not exist") from None
+    if not real.is_dir():
+        raise ThreadFailedError("WORK_FOLDER_NOT_A_DIR", f"{work_folder} is not a directory")
+    if not os.access(real, os.R_OK | os.X_OK):
+        raise ThreadFailedError("WORK_FOLDER_NOT_READABLE", f"{work_folder} can't be read")
+    if not any(real.is_relative_to(root) for root in resolved_roots(roots)):
+        raise ThreadFailedError("WORK_FOLDER_OUTSIDE_ROOTS", f"{work_folder} leads to {real}")
+    return real
+
+
+def checked_agent(thread: Thread, config: FleetConfig, supported: frozenset[str]) -> AgentSettings:
+    """Return the settings of a thread's agent, checked in the order of protocol §3.1.
+
+    Raises:
+        ThreadFailedError: AGENT_TYPE_UNSUPPORTED, PERMISSIONS_UNSUPPORTED, POLICY_MISSING,
+            POLICY_AUTONOMOUS_FORBIDDEN or AGENT_EXECUTABLE_NOT_FOUND.
+    """
+    settings = resolve_agent_settings(thread.agent, config)
+    if settings.type not in supported:
+        known = ", ".join(sorted(supported))
+        raise ThreadFailedError("AGENT_TYPE_UNSUPPORTED", f"agent.type is {settings.type!r}; supported here: {known}")
+    if settings.permissions not in PERMISSIONS:
+        allowed = ", ".join(PERMISSIONS)
+        raise ThreadFailedError(
+            "PERMISSIONS_UNSUPPORTED", f"agent.permissions is {settings.permissions!r}; allowed: {allowed}"
+        )
+    if settings.permissions == "guarded" and thread.policy is None:
+        raise ThreadFailedError("POLICY_MISSING", "agent.permissions is guarded")
+    if settings.permissions == "autonomous" and not config.policy.allow_autonomous:
+        raise ThreadFailedError("POLICY_AUTONOMOUS_FORBIDDEN", "policy.allow_autonomous is false")
+    named = settings.executable
+    if named and named != config.agents[settings.type].executable and shutil.which(named) is None:
+        raise ThreadFailedError("AGENT_EXECUTABLE_NOT_FOUND", f"{named!r} is not on PATH")
+    return settings
+
+
+def checkpoint_of(record: Record) -> Checkpoint:
+    """Return what a host must remember of `record`."""
+    return Checkpoint(record.epoch, record.turn, record.agent_session, record.consumed_at, record.consumed)
+
+
+def _restored(record: Record, checkpoint: Checkpoint) -> Record:
+    """Return `record` with what the host remembers where Redis remembers less."""
+    if checkpoint.turn <= record.turn:
+        return record
+    return replace(
+        record,
+        turn=checkpoint.turn,
+        agent_session=checkpoint.agent_session,
+        consumed_at=checkpoint.consumed_at,
+        consumed=checkpoint.consumed,
+    )
+
+
+def _outbox(ref: ThreadRef, thread: Thread, folder: Path) -> dict[str, Any] | None:
+    """Return the artifacts block when publishing is on for this epoch."""
+    if thread.artifacts_warning:
+        log.warning("%s: artifacts are not published: %s", ref, thread.artifacts_warning)
+    if thread.artifacts is None:
+        return None
+    if not prepare_outbox(folder, thread.artifacts.source):
+        log.warning("%s: outbox_invalid: %s leads out of the work folder", ref, thread.artifacts.source)
+        return None
+    return asdict(thread.artifacts)

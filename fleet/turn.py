@@ -1,0 +1,279 @@
+"""One turn: the agent is started or resumed, and what it does is said, until it ends or is stopped.
+
+The turn holds the lease of the step `run`. It stops its agent when it is asked to, and at once when it can't renew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from redis.exceptions import RedisError
+
+from fleet import items, lifecycle
+from fleet.context import Fleet
+from fleet.emitter import Emitter, LeaseLostError
+from fleet.environment import agent_environment
+from fleet.errors import ThreadFailedError
+from fleet.events import Agent, AgentDiedError, Ended, SessionStarted, TurnRequest, Usage
+from fleet.hostfiles import HostFiles
+from fleet.inbound import prompt_of, waiting
+from fleet.leases import RENEWALS, Lease
+from fleet.prompts import Asker
+from fleet.record import Record
+from fleet.refs import ThreadRef
+from fleet.start import checkpoint_of
+
+log = logging.getLogger(__name__)
+
+#: What a resumed agent is told when it had taken the prompt before it was interrupted.
+CONTINUE = "You were interrupted. Go on where you left off."
+#: Pause in seconds before a turn whose model failed is resumed: the first, and the factor for each further one.
+RETRY_PAUSE_S, RETRY_FACTOR = 1.0, 3.0
+
+
+class AgentRuntime(Protocol):
+    """What the turn needs of the agents' side."""
+
+    def load(self, agent_type: str) -> Agent:
+        """Return the adapter of an agent type."""
+        ...
+
+    def end_leftovers(self, process_file: Path) -> int:
+        """End what a crash left behind of an agent, and return how many processes that were."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a turn ended: `status` and `error` as in `turn_end`; `code` when its thread fails with it."""
+
+    status: str
+    error: str = ""
+    code: str = ""
+
+
+async def run_turn(
+    fleet: Fleet, runtime: AgentRuntime, ref: ThreadRef, epoch: int, turn: int, shutdown: asyncio.Event
+) -> None:
+    """Run the turn `turn` of `epoch`, if it is still to be run here and nobody runs it.
+
+    When `shutdown` is set, the turn is interrupted so that it is gone on with when the host is back.
+    """
+    record = await fleet.records.read(ref)
+    if (record.epoch, record.turn, record.step, record.host) != (epoch, turn, "run", fleet.host):
+        return
+    lease = await fleet.leases.take(record)
+    if lease is None:
+        return
+    attempt = Attempt(fleet, runtime, lease)
+    try:
+        outcome = await _supervised(fleet, lease, attempt, shutdown)
+        if outcome is not None:
+            await _over(fleet, lease, attempt, outcome)
+    finally:
+        await fleet.hosts.turn_over(fleet.host, ref)
+        await fleet.leases.release(lease)
+    if not shutdown.is_set():
+        await lifecycle.dispatch(fleet, await fleet.records.read(ref))
+
+
+async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: asyncio.Event) -> Outcome | None:
+    """Run an attempt for as long as its lease is kept. None: the turn has not ended, or is not ours any more."""
+    name = f"{lease.record.ref} turn {lease.record.turn}"
+    keeper = asyncio.create_task(_keep(fleet, lease))
+    running = asyncio.create_task(attempt.run())
+    leaving = asyncio.create_task(shutdown.wait())
+    await asyncio.wait({keeper, running, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    stopped_by = keeper.result() if keeper.done() else "shutdown"
+    for task in (keeper, running, leaving):
+        task.cancel()
+    try:
+        return await running
+    except asyncio.CancelledError:
+        log.info("%s was stopped: %s", name, stopped_by)
+        if stopped_by == "shutdown":
+            await fleet.records.set_held(lease.record, lease.token, attempt=attempt.number - 1)
+        return None if stopped_by in ("lost", "superseded", "shutdown") else Outcome("stopped")
+    except ThreadFailedError as error:
+        return Outcome("failed", error.detail, error.code)
+    except LeaseLostError as error:
+        log.warning("%s: %s", name, error)
+        return None
+    except AgentDiedError as error:
+        log.warning("%s, attempt %d: %s", name, attempt.number, error)
+    except Exception:
+        log.exception("%s, attempt %d", name, attempt.number)
+    if attempt.number >= fleet.config.turns.attempts:
+        return crashed(attempt.number)
+    return None
+
+
+def crashed(attempts: int) -> Outcome:
+    """Return the end of a turn that was interrupted too often."""
+    return Outcome("failed", f"{attempts} attempts of the turn were interrupted", "AGENT_CRASHED")
+
+
+async def _keep(fleet: Fleet, lease: Lease) -> str:
+    await fleet.hosts.turn_runs(fleet.host, lease.record.ref, lease.ttl_ms)
+    counting = asyncio.create_task(_count(fleet, lease))
+    try:
+        return await fleet.leases.keep(lease)
+    finally:
+        counting.cancel()
+
+
+async def _count(fleet: Fleet, lease: Lease) -> None:
+    """Keep the turn counted among those of the host."""
+    while True:
+        await asyncio.sleep(lease.ttl_ms / 1000 / RENEWALS)
+        with suppress(RedisError):
+            await fleet.hosts.turn_runs(fleet.host, lease.record.ref, lease.ttl_ms)
+
+
+async def _over(fleet: Fleet, lease: Lease, attempt: Attempt, outcome: Outcome) -> None:
+    stats = {**asdict(attempt.tokens), "duration_ms": await attempt.duration_ms()}
+    await fleet.records.transition(
+        lease.record,
+        "turn_ran",
+        token=lease.token,
+        release=True,
+        turn_status=outcome.status,
+        error=outcome.error,
+        fail_code=outcome.code,
+        said=attempt.said,
+        stats=stats,
+    )
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt of a turn. `number` counts from 1; `said` and `tokens` are right at any moment."""
+
+    fleet: Fleet
+    runtime: AgentRuntime
+    lease: Lease
+    number: int = 0
+    tokens: Usage = field(default_factory=Usage)
+    _began_ms: int = 0
+    _emitter: Emitter | None = None
+
+    @property
+    def said(self) -> int:
+        """Number of the turn's last item."""
+        return self._emitter.said if self._emitter else 0
+
+    async def duration_ms(self) -> int:
+        """Return how long the turn has taken by Redis's clock, earlier attempts included."""
+        return await self.fleet.store.now_ms() - self._began_ms if self._began_ms else 0
+
+    async def run(self) -> Outcome:
+        """Run the agent until its turn has ended.
+
+        Raises:
+            AgentDiedError: the agent's process ended unasked.
+            LeaseLostError: somebody else holds the turn by now.
+            ThreadFailedError: the thread must fail.
+        """
+        record = await self.fleet.records.read(self.lease.record.ref)
+        self.number = record.attempt
+        files = HostFiles(self.fleet.environment.home, record.ref)
+        left = self.runtime.end_leftovers(files.process)
+        if left:
+            log.warning("%s: ended %d processes that a crash had left", record.ref, left)
+        if not record.began_ms:
+            files.rotate()
+        self._emitter = emitter = Emitter(self.fleet, self.lease)
+        try:
+            if record.began_ms:
+                await self._recover(emitter)
+            if self.number > self.fleet.config.turns.attempts:
+                return crashed(self.number - 1)
+            record, prompt = await self._begin(record)
+            return await self._with_retries(emitter, record, prompt, files)
+        finally:
+            emitter.close()
+
+    async def _recover(self, emitter: Emitter) -> None:
+        await emitter.recover()
+        detail = f"Turn {self.lease.record.turn} was interrupted and goes on (attempt {self.number})."
+        await emitter.emit(items.status("recovering", detail))
+
+    async def _begin(self, record: Record) -> tuple[Record, str]:
+        """Return the record with the turn's items fixed, and the prompt they make."""
+        inbox = await waiting(self.fleet, record.ref)
+        given = [item for item in inbox if not record.turn_items or item["id"] in record.turn_items]
+        self._began_ms = record.began_ms or await self.fleet.store.now_ms()
+        begun = replace(record, turn_items=tuple(item["id"] for item in given), began_ms=self._began_ms)
+        await self._note(began_ms=self._began_ms, turn_items=begun.turn_items)
+        return begun, CONTINUE if record.prompted else prompt_of(given)
+
+    async def _note(self, **changes: Any) -> None:
+        if not await self.fleet.records.set_held(self.lease.record, self.lease.token, **changes):
+            raise LeaseLostError(f"turn {self.lease.record.turn} of {self.lease.record.ref} was taken over")
+
+    async def _with_retries(self, emitter: Emitter, record: Record, prompt: str, files: HostFiles) -> Outcome:
+        """Run the agent, and resume it where its model's service failed for a moment (protocol §3.7)."""
+        retries = self.fleet.config.agents[record.agent].turn_retries
+        pause = RETRY_PAUSE_S
+        for retry in range(retries + 1):
+            ended, record = await self._stream(emitter, record, prompt, files)
+            if ended.ok:
+                return Outcome("completed")
+            if not ended.transient or retry == retries:
+                return Outcome("failed", ended.error)
+            detail = f"{ended.error}. Resuming in {pause:g} s ({retry + 1} of {retries})."
+            await emitter.emit(items.status("retrying", detail))
+            await asyncio.sleep(pause)
+            pause *= RETRY_FACTOR
+            prompt = CONTINUE if record.prompted else prompt
+        raise AssertionError("the last retry returns")
+
+    async def _stream(self, emitter: Emitter, record: Record, prompt: str, files: HostFiles) -> tuple[Ended, Record]:
+        agent = self.runtime.load(record.agent)
+        host = Asker(self.fleet, self.lease, emitter, record.settings["permissions"])
+        async with aclosing(agent.turn(self._request(record, prompt, files), host)) as events:
+            async for event in events:
+                match event:
+                    case Ended():
+                        return event, record
+                    case Usage():
+                        self.tokens = _sum(self.tokens, event)
+                    case SessionStarted(session_id):
+                        record = replace(record, agent_session=session_id, prompted=True)
+                        await self._note(agent_session=session_id, prompted=True)
+                        checkpoint_of(record).write(files.checkpoint)
+                    case _:
+                        await emitter.emit(items.from_event(event))
+        raise AgentDiedError("the agent said nothing of how its turn ended")
+
+    def _request(self, record: Record, prompt: str, files: HostFiles) -> TurnRequest:
+        settings = record.settings
+        configured = self.fleet.config.agents[record.agent]
+        return TurnRequest(
+            work_folder=Path(record.work_folder),
+            prompt=prompt,
+            turn=record.turn,
+            session_id=record.agent_session or None,
+            permissions=settings["permissions"],
+            state_dir=files.agent_state,
+            process_file=files.process,
+            env=agent_environment(os.environ, configured.env),
+            executable=settings["executable"],
+            model=settings["model"],
+            effort=settings["effort"],
+            options={"script": str(configured.script)} if configured.script else {},
+        )
+
+
+def _sum(total: Usage, more: Usage) -> Usage:
+    return Usage(
+        total.input_tokens + more.input_tokens,
+        total.input_tokens_cached + more.input_tokens_cached,
+        total.output_tokens + more.output_tokens,
+    )

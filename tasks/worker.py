@@ -1,0 +1,106 @@
+"""What a worker process does besides its tasks: the heartbeat of its host, a clean end, and logs in one form."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+from celery.signals import setup_logging, worker_process_init, worker_ready, worker_shutdown, worker_shutting_down
+from redis.exceptions import RedisError
+
+from fleet import __version__, reconcile
+from fleet.celery import host_queue, turns_queue
+from fleet.context import Fleet
+from fleet.hosts import HEARTBEAT_S, Host, resolved_roots
+from tasks.runtime import forget_loop, loop, run
+from tasks.turns import INTERRUPT_SIGNAL
+
+log = logging.getLogger(__name__)
+
+#: prctl(2): the signal that a process gets when its parent ends.
+PR_SET_PDEATHSIG = 1
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def _set_up_logging(loglevel: int | str = logging.INFO, logfile: str | None = None, **_: Any) -> None:
+    """Log to stderr or the file that Celery was given; requests of the HTTP client are not worth a line each."""
+    target: logging.Handler = logging.FileHandler(logfile) if logfile else logging.StreamHandler(sys.stderr)
+    logging.basicConfig(level=loglevel, format=LOG_FORMAT, handlers=[target], force=True)
+    for name in ("httpx", "httpcore", "celery.app.trace", "celery.worker.strategy"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _begin_pool_process(**_: Any) -> None:
+    """Give a pool process a loop of its own, and let it end with its worker."""
+    forget_loop()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _begin_heartbeat(sender: Any, **_: Any) -> None:
+    """Register the host, if this is the worker of its short work."""
+    host = run(_this_host)
+    if host_queue(host.name) in _queues(sender):
+        loop().start(lambda fleet: _beat(fleet, host))
+        worker_shutdown.connect(lambda **_: run(lambda fleet: fleet.hosts.leave(host.name)), weak=False)
+    if turns_queue(host.name) in _queues(sender):
+        grace_s = run(_grace_s)
+        worker_shutting_down.connect(lambda **_: _interrupt_after(grace_s, sender.controller), weak=False)
+
+
+def _queues(consumer: Any) -> set[str]:
+    return {queue.name for queue in consumer.task_consumer.queues}
+
+
+async def _grace_s(fleet: Fleet) -> float:
+    return fleet.config.turns.shutdown_grace_s
+
+
+def _interrupt_after(grace_s: float, worker: Any) -> None:
+    """Let running turns end for a while, then interrupt them: they go on when the host is back."""
+
+    def interrupt() -> None:
+        for process in list(worker.pool._pool._pool):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, INTERRUPT_SIGNAL)
+
+    timer = threading.Timer(grace_s, interrupt)
+    timer.daemon = True
+    timer.start()
+
+
+async def _this_host(fleet: Fleet) -> Host:
+    name = fleet.host
+    configured = fleet.config.hosts.get(name)
+    return Host(
+        name=name,
+        work_folders=configured.work_folders if configured else (),
+        roots=resolved_roots(configured.work_folders if configured else ()),
+        max_agents=(configured and configured.max_agents) or fleet.config.concurrency.max_agents,
+        agents=tuple(sorted(fleet.agents)),
+        version=__version__,
+    )
+
+
+async def _beat(fleet: Fleet, host: Host) -> None:
+    while True:
+        try:
+            if await fleet.hosts.beat(host):
+                log.info("host %s is up, roots %s", host.name, ", ".join(host.work_folders))
+                await reconcile.host_came(fleet)
+        except (RedisError, OSError) as error:
+            log.warning("no heartbeat: %s", error)
+        await asyncio.sleep(HEARTBEAT_S)
+
+
+setup_logging.connect(_set_up_logging)
+worker_process_init.connect(_begin_pool_process)
+worker_ready.connect(_begin_heartbeat)
