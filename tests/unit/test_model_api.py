@@ -1,0 +1,110 @@
+"""The stand-in for the model's API, asked as a CLI asks it."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from fleet.sandbox.model_api import DEFAULT_TEXT, ModelApi, Script, SeveredStreamError, load, main
+
+STEPS = {
+    "steps": [
+        {
+            "match": "parser",
+            "rounds": [
+                [{"thinking": "hm"}, {"text": "é" * 500}, {"tool_use": {"name": "Bash", "input": {"command": "ls"}}}],
+                [{"text": "done"}],
+            ],
+        },
+        {"match": "busy", "rounds": [[{"text": "a"}], [{"text": "b"}]], "errors": {"times": 2, "round": 1}},
+        {"match": "cut", "rounds": [[{"text": "a"}]], "errors": {"times": 1, "severed": True}},
+    ]
+}
+CALL = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "Bash", "input": {}}]}
+OUTPUT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x"}]}
+
+
+def user(text: str) -> dict:
+    reminder = {"type": "text", "text": "<system-reminder>the parser</system-reminder>"}
+    return {"role": "user", "content": [reminder, {"type": "text", "text": text}]}
+
+
+def ask(*requests: list[dict], stream: bool = False, tools: tuple = ({"name": "Bash"},)) -> list[httpx.Response]:
+    async def run() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(ModelApi(Script.model_validate(STEPS)).app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://model") as client:
+            body = {"model": "m", "stream": stream, "tools": tools}
+            return [await client.post("/v1/messages", json={**body, "messages": each}) for each in requests]
+
+    return asyncio.run(run())
+
+
+def text_of(response: httpx.Response) -> str:
+    return "".join(block.get("text", "") for block in response.json()["content"])
+
+
+def test_the_round_follows_from_the_conversation_alone():
+    first, second, beyond = ask(
+        [user("fix the parser")],
+        [user("fix the parser"), CALL, OUTPUT],
+        [user("fix the parser"), CALL, OUTPUT, CALL, OUTPUT],
+    )
+    assert [block["type"] for block in first.json()["content"]] == ["thinking", "text", "tool_use"]
+    assert first.json()["stop_reason"] == "tool_use"
+    assert (text_of(second), second.json()["stop_reason"]) == ("done", "end_turn")
+    assert text_of(beyond) == DEFAULT_TEXT
+
+
+def test_an_interrupted_step_goes_on_under_a_prompt_that_matches_none():
+    (answer,) = ask(
+        [user("fix the parser"), CALL, {**OUTPUT, "content": [*OUTPUT["content"], *user("go on")["content"]]}]
+    )
+    assert text_of(answer) == "done"
+
+
+def test_a_prompt_without_a_step_and_a_side_request_get_the_default_text():
+    (unknown,) = ask([user("sing")])
+    (side,) = ask([user("fix the parser")], tools=())
+    assert text_of(unknown) == text_of(side) == DEFAULT_TEXT
+
+
+def test_a_stream_carries_the_same_message_in_pieces():
+    (answer,) = ask([user("fix the parser")], stream=True)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert events[0]["type"] == "message_start"
+    assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta.get("text", "") for delta in deltas) == "é" * 500
+    assert json.loads("".join(delta.get("partial_json", "") for delta in deltas)) == {"command": "ls"}
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_a_rehearsed_error_fails_its_round_as_often_as_it_says():
+    later = [user("busy"), CALL, OUTPUT]
+    assert [answer.status_code for answer in ask([user("busy")], later, later, later)] == [200, 529, 529, 200]
+
+
+def test_a_severed_stream_breaks_off():
+    with pytest.raises(SeveredStreamError):
+        ask([user("cut")], stream=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("steps: [{rounds: [[{txt: a}]]}]", "txt"),
+        ("steps: [{rounds: [[{text: a, thinking: b}]]}]", "exactly one of thinking, text, tool_use"),
+        ("steps: [", "script.yaml"),
+    ],
+)
+def test_a_wrong_script_is_refused_with_the_place(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "script.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load(path)
+    outcome = CliRunner().invoke(main, ["--script", str(path)])
+    assert outcome.exit_code == 1
+    assert str(path) in outcome.output
