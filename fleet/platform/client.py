@@ -79,6 +79,13 @@ class PlatformClient:
         answer = await self._data(revision_id, "query", {"command": "get_session", "session_id": id_or_alias})
         return _mapping(answer, "session")
 
+    async def is_open(self, at: SessionRef) -> bool:
+        """Whether a session answers: then a 403 on something in it means that this thing was deleted (protocol §1)."""
+        try:
+            return (await self.session(at.revision_id, at.session_id)).get("status") == "open"
+        except RefusedError:
+            return False
+
     async def upload_object(self, at: SessionRef, alias: str, value: Any) -> None:
         """Write an object, whole."""
         await self._command(at, "upload_session_object", alias=alias, value=value)
