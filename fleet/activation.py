@@ -70,12 +70,11 @@ async def read_envelope(fleet: Fleet, at: SessionRef, ref: ThreadRef) -> Thread 
     """Return a thread's envelope, None when there is no such thread."""
     try:
         found = await fleet.platform.download_object(at, ref.alias)
-    except AccessDeniedError:
-        raise
     except RefusedError as error:
-        if error.code != "not_found":
-            raise
-        return None
+        deleted = isinstance(error, AccessDeniedError) and await fleet.platform.is_open(at)
+        if deleted or error.code == "not_found":
+            return None
+        raise
     return parse(found.get("value"))
 
 

@@ -19,7 +19,7 @@ from fleet.errors import ThreadFailedError
 from fleet.hostfiles import log_name
 from fleet.journal import Entry
 from fleet.platform.client import SessionRef
-from fleet.platform.errors import NotExecutedError, OutcomeUnknownError, RefusedError, TransientError
+from fleet.platform.errors import AccessDeniedError, NotExecutedError, OutcomeUnknownError, RefusedError, TransientError
 from fleet.refs import ThreadRef
 from fleet.truncation import LOWER_CAP_BYTES, fit
 
@@ -70,6 +70,8 @@ async def _carry_out(fleet: Fleet, at: SessionRef, ref: ThreadRef, entry: Entry)
     except RefusedError as error:
         if error.code == "thread_item_too_large":
             return await _post_smaller(fleet, at, ref, alias, entry)
+        if isinstance(error, AccessDeniedError) and not await fleet.platform.is_open(at):
+            raise NotExecutedError(f"the session can't be written: {error}") from error
         await _refused(fleet, ref, entry, error)
         return ""
 
