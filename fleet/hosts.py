@@ -2,7 +2,8 @@
 
 Key `NS:hosts` (set): names that ever registered. Key `NS:host:NAME` (hash): the last heartbeat and the Redis time in
 ms until which it counts; its one writer is the short-work worker of that host. Key `NS:host:NAME:turns` (sorted set):
-thread → Redis time in ms until which its turn is known to run there; written by the turn's process.
+thread → Redis time in ms until which its turn is known to run there; written by the turn's process. Keys
+`NS:host:NAME:folder:PATH` and `NS:host:NAME:line:PATH`: see `folder_enter.lua`.
 """
 
 from __future__ import annotations
@@ -109,15 +110,35 @@ class Hosts:
             if "host" in fields
         ]
 
-    async def turn_runs(self, name: str, ref: ThreadRef, ttl_ms: int) -> None:
-        """Count a turn as running on host `name` for `ttl_ms` from now."""
+    async def turn_runs(self, name: str, folder: str, ref: ThreadRef, ttl_ms: int, per_folder: int) -> bool:
+        """Count a turn as running on host `name`, in `folder`, for `ttl_ms` from now.
+
+        Returns False when `per_folder` (0: no limit) turns run in the folder already; then the thread waits in line.
+        """
+        if not await self._store.run(
+            "folder_enter",
+            [self._key(name, "folder", folder), self._key(name, "line", folder)],
+            [str(ref), per_folder, ttl_ms],
+        ):
+            return False
         until = await self._store.now_ms() + ttl_ms
         await self._store.redis.zadd(self._key(name, "turns"), {str(ref): until})
+        return True
 
-    async def turn_over(self, name: str, ref: ThreadRef) -> None:
-        """Stop counting a turn, and forget those whose process is gone."""
-        await self._store.redis.zrem(self._key(name, "turns"), str(ref))
-        await self._store.redis.zremrangebyscore(self._key(name, "turns"), "-inf", await self._store.now_ms())
+    async def turn_over(self, name: str, folder: str, ref: ThreadRef) -> ThreadRef | None:
+        """Stop counting a turn, and return the thread that is first in line for a place in the folder."""
+        now = await self._store.now_ms()
+        async with self._store.redis.pipeline() as pipe:
+            pipe.zrem(self._key(name, "turns"), str(ref))
+            pipe.zremrangebyscore(self._key(name, "turns"), "-inf", now)
+            pipe.zrem(self._key(name, "folder", folder), str(ref))
+            pipe.zrange(self._key(name, "line", folder), 0, 0)
+            line = (await pipe.execute())[-1]
+        return ThreadRef(*line[0].split("/", 1)) if line else None
+
+    async def leave_line(self, name: str, folder: str, ref: ThreadRef) -> None:
+        """Give up waiting for a place in a folder."""
+        await self._store.redis.zrem(self._key(name, "line", folder), str(ref))
 
 
 def _host(fields: dict[str, str], *, alive: bool, running: int) -> Host:

@@ -68,6 +68,8 @@ async def run_turn(
     record = await fleet.records.read(ref)
     if (record.epoch, record.turn, record.step, record.host) != (epoch, turn, "run", fleet.host):
         return
+    if not await _counted(fleet, record):
+        return
     lease = await fleet.leases.take(record)
     if lease is None:
         return
@@ -77,10 +79,26 @@ async def run_turn(
         if outcome is not None:
             await _over(fleet, lease, attempt, outcome)
     finally:
-        await fleet.hosts.turn_over(fleet.host, ref)
         await fleet.leases.release(lease)
+        first_in_line = await fleet.hosts.turn_over(fleet.host, record.work_folder, ref)
     if not shutdown.is_set():
         await lifecycle.dispatch(fleet, await fleet.records.read(ref))
+        if first_in_line is not None:
+            await _call_up(fleet, record.work_folder, first_in_line)
+
+
+async def _counted(fleet: Fleet, record: Record) -> bool:
+    """Count a turn as running here, unless its work folder has no place left (`concurrency.per_work_folder`)."""
+    per_folder = fleet.config.concurrency.per_work_folder
+    return await fleet.hosts.turn_runs(fleet.host, record.work_folder, record.ref, fleet.leases.ttl_ms, per_folder)
+
+
+async def _call_up(fleet: Fleet, folder: str, ref: ThreadRef) -> None:
+    """Let the thread that is first in line for a folder try again; one that needs no place any more leaves the line."""
+    waiting = await fleet.records.read(ref)
+    if waiting.step != "run":
+        await fleet.hosts.leave_line(fleet.host, folder, ref)
+    await lifecycle.dispatch(fleet, waiting)
 
 
 async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: asyncio.Event) -> Outcome | None:
@@ -120,7 +138,6 @@ def crashed(attempts: int) -> Outcome:
 
 
 async def _keep(fleet: Fleet, lease: Lease) -> str:
-    await fleet.hosts.turn_runs(fleet.host, lease.record.ref, lease.ttl_ms)
     counting = asyncio.create_task(_count(fleet, lease))
     try:
         return await fleet.leases.keep(lease)
@@ -133,7 +150,7 @@ async def _count(fleet: Fleet, lease: Lease) -> None:
     while True:
         await asyncio.sleep(lease.ttl_ms / 1000 / RENEWALS)
         with suppress(RedisError):
-            await fleet.hosts.turn_runs(fleet.host, lease.record.ref, lease.ttl_ms)
+            await _counted(fleet, lease.record)
 
 
 async def _over(fleet: Fleet, lease: Lease, attempt: Attempt, outcome: Outcome) -> None:
