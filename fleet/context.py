@@ -81,9 +81,11 @@ class Fleet:
         return self._user_id
 
     async def at(self, session: str) -> SessionRef | None:
-        """Return where a session's data lives; None when no section is attached to it."""
-        revision = await self.store.redis.hget(self.store.session(session).section, "revision_id")
-        return SessionRef(str(revision), session) if revision else None
+        """Return where a session's data lives; None when no section is attached to it, or it stands down."""
+        known = await self.store.hash(self.store.session(session).session)
+        if "down" in known or "revision_id" not in known:
+            return None
+        return SessionRef(known["revision_id"], session)
 
     async def due_items(self, ref: ThreadRef) -> list[str]:
         """Return the ids of a thread's items that events named and nobody has handled yet."""

@@ -32,8 +32,10 @@ async def publish_artifacts(fleet: Fleet, ref: ThreadRef, epoch: int, turn: int)
         record = lease.record
         block = record.settings.get("artifacts")
         at = await fleet.at(ref.session)
+        if at is None:
+            return
         said = record.said
-        if block and at is not None:
+        if block:
             published = await artifacts.publish(
                 fleet.platform,
                 at,

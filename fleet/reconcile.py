@@ -23,19 +23,21 @@ AGAIN_MS, AGAIN_MAX_MS = 10_000, 300_000
 
 async def reconcile(fleet: Fleet) -> None:
     """Look at every thread whose time has come, and give the nudges that it is waiting for."""
-    for session in (await fleet.store.hash(fleet.store.key("sections"))).values():
+    for session in set((await fleet.store.hash(fleet.store.key("sections"))).values()):
         await _reconcile_session(fleet, session)
 
 
 async def host_came(fleet: Fleet) -> None:
     """Look again at every thread that waits for a host."""
-    for session in (await fleet.store.hash(fleet.store.key("sections"))).values():
+    for session in set((await fleet.store.hash(fleet.store.key("sections"))).values()):
         for record in await fleet.records.all(session):
             if record.step == "wait_host" or (record.live and record.host == fleet.host):
                 await lifecycle.dispatch(fleet, record)
 
 
 async def _reconcile_session(fleet: Fleet, session: str) -> None:
+    if await fleet.at(session) is None:
+        return
     keys = fleet.store.session(session)
     now = await fleet.store.now_ms()
     rows = await fleet.store.scores(keys.attention, until=now, limit=THREADS_PER_ROUND)

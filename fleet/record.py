@@ -28,6 +28,8 @@ TRANSITIONS: dict[str, tuple[frozenset[Step], Step]] = {
 
 #: Steps in which a turn is under way.
 TURN_STEPS: frozenset[Step] = frozenset({"run", "publish", "close"})
+#: The stop of a turn that is to go on later, where it left off: its section stands down.
+INTERRUPTED = "interrupted"
 #: ms until reconcile looks at a thread whose next step was nudged. Longer than a busy worker needs to take a message.
 NUDGE_PATIENCE_MS = 10_000
 #: Seconds for which the record of an ended thread is kept, so that `fleet status` can show it.

@@ -33,19 +33,21 @@ class SessionKeys:
         return cls(f"{namespace}:{{{session}}}")
 
     @property
-    def section(self) -> str:
-        """Hash: how far the section was read and in what state it is (`fleet.sections`)."""
-        return f"{self.prefix}:section"
+    def session(self) -> str:
+        """Hash: where the session lives and whether it is served (`fleet.attach`)."""
+        return f"{self.prefix}:session"
 
-    @property
-    def lock(self) -> str:
-        """String: who polls the section just now."""
-        return f"{self.prefix}:lock"
+    def section(self, name: str) -> str:
+        """Hash: how far a section of the session was read (`fleet.sections`)."""
+        return f"{self.prefix}:section:{name}"
 
-    @property
-    def events(self) -> str:
-        """Sorted set: ids of events that were seen → Redis time in ms."""
-        return f"{self.prefix}:events"
+    def lock(self, name: str) -> str:
+        """String with expiry: token of who polls a section just now."""
+        return f"{self.prefix}:lock:{name}"
+
+    def events(self, name: str) -> str:
+        """Sorted set: ids of events that a section has seen → Redis time in ms."""
+        return f"{self.prefix}:events:{name}"
 
     @property
     def due(self) -> str:

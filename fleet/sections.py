@@ -1,10 +1,9 @@
 """Sections: the sessions that the fleet serves. Each is attached, read event by event, and now and then compared whole.
 
 Key `NS:sections` (hash): section name → session id, written when the section is attached. Key `NS:poll` (sorted set):
-section name → Redis time in ms when it is due; written by whoever polls it. Key `NS:{SESSION}:section` (hash):
-`revision_id`, `name`, `cursor` (created_at of the newest event read, as JSON), `resync_at` (ms), `resync_from` (alias
-where the next comparison goes on); its one writer is the holder of the section's lock. Key `NS:section-state:NAME`
-(hash): `state` (attached or waiting), `reason`, `failures`; written by whoever polls the section.
+section name → Redis time in ms when it is due; written by whoever polls it. Key `NS:{SESSION}:section:NAME` (hash):
+`cursor` (created_at of the newest event read, as JSON), `resync_at` and `refresh_at` (ms), `resync_from` (alias where
+the next comparison goes on); its one writer is the holder of the section's lock.
 """
 
 from __future__ import annotations
@@ -14,16 +13,22 @@ import json
 import logging
 import secrets
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from fleet import __version__, items
 from fleet.activation import verdict
 from fleet.aliases import is_alias
+from fleet.attach import (
+    DETACHED,
+    StandDownError,
+    attach,
+    refresh,
+    resolve,
+    stand_down,
+    stand_down_of,
+)
 from fleet.config import SectionConfig
 from fleet.context import Fleet
-from fleet.envelope import WORKER_ALIAS, WorkerInstance, parse, worker_object, worker_owner
-from fleet.journal import audit_draft
+from fleet.envelope import WORKER_ALIAS, parse
 from fleet.platform.client import SessionRef
 from fleet.platform.errors import PlatformError, RefusedError, TransientError
 from fleet.platform.paging import overlapped
@@ -37,6 +42,8 @@ Json = dict[str, Any]
 #: The longest interval in ms at which a section with something under way is polled: `completed` must stop a turn
 #: within two seconds.
 BUSY_INTERVAL_MAX_MS = 1000
+#: Events after which a session may not be open any more.
+SESSION_ENDS = frozenset({"session_closing", "session_closed", "session_deleting", "session_deleted"})
 #: Slack in ms within which a section counts as due, so that a tick that is a little early does not skip it.
 DUE_SLACK_MS = 20
 #: Life of a section's lock in ms; longer than one poll may take.
@@ -47,16 +54,14 @@ EVENTS_KEPT_MS = 600_000
 DUE_PATIENCE_MS = 5000
 #: ms for which ids of our own items are remembered, so that their events cost nothing.
 OURS_KEPT_MS = 600_000
-#: Seconds until a section that was refused is looked at again.
-REFUSED_PAUSE_S = 30
+#: ms until a section that stands down is looked at again.
+REFUSED_PAUSE_MS = 30_000
+#: ms between two writes of `last_seen_at` into the worker object.
+REFRESH_MS = 300_000
 #: Threads compared with their records in one resync; more go on in the next one.
 RESYNC_THREADS = 500
 #: Reads of one section that are under way at once.
 READS_AT_ONCE = 8
-
-
-class SectionRefusedError(Exception):
-    """A section can't be served as things are; it is looked at again later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,116 +94,104 @@ async def poll_sections(fleet: Fleet, names: list[str]) -> None:
 async def poll_section(fleet: Fleet, section: SectionConfig) -> None:
     """Attach a section or read its new events, and set when it is due again."""
     started = await fleet.store.now_ms()
-    state_key = fleet.store.key("section-state", section.name)
+    polling = fleet.config.polling
     try:
         busy = await _poll(fleet, section)
     except TransientError as error:
-        failures = await fleet.store.redis.hincrby(state_key, "failures", 1)
-        pause_ms = min(fleet.config.polling.interval_idle_ms * 2**failures, fleet.config.polling.backoff_max_ms)
-        await _note_state(fleet, section, "waiting", str(error))
-    except (SectionRefusedError, PlatformError) as error:
-        pause_ms = REFUSED_PAUSE_S * 1000
-        await _note_state(fleet, section, "waiting", str(error))
+        failures = await fleet.store.redis.hincrby(_state_key(fleet, section), "failures", 1)
+        pause_ms = min(polling.interval_idle_ms * 2**failures, polling.backoff_max_ms)
+        await _note_state(fleet, section, "retrying", str(error))
+    except PlatformError as error:
+        pause_ms = REFUSED_PAUSE_MS
+        await _note_state(fleet, section, "retrying", str(error))
+    except StandDownError as error:
+        pause_ms = REFUSED_PAUSE_MS
+        await _note_state(fleet, section, error.state, error.reason)
     else:
-        polling = fleet.config.polling
         active_ms = min(polling.interval_idle_ms, polling.interval_active_ms, BUSY_INTERVAL_MAX_MS)
         pause_ms = active_ms if busy else polling.interval_idle_ms
-        await fleet.store.redis.hset(state_key, mapping={"state": "attached", "reason": "", "failures": 0})
     await fleet.store.redis.zadd(fleet.store.key("poll"), {section.name: started + pause_ms})
 
 
+def _state_key(fleet: Fleet, section: SectionConfig) -> str:
+    return fleet.store.key("section-state", section.name)
+
+
 async def _note_state(fleet: Fleet, section: SectionConfig, state: str, reason: str) -> None:
-    key = fleet.store.key("section-state", section.name)
-    if await fleet.store.redis.hget(key, "reason") != reason:
-        log.warning("section %s is %s: %s", section.name, state, reason)
-    await fleet.store.redis.hset(key, mapping={"state": state, "reason": reason})
+    before = await fleet.store.hash(_state_key(fleet, section))
+    if (before.get("state"), before.get("reason")) != (state, reason):
+        log.log(
+            logging.INFO if state == "attached" else logging.WARNING, "section %s: %s %s", section.name, state, reason
+        )
+    await fleet.store.put(_state_key(fleet, section), {"state": state, "reason": reason})
 
 
 async def _poll(fleet: Fleet, section: SectionConfig) -> bool:
-    """Poll a section once; return whether a thread of it has something under way."""
-    session = await fleet.store.redis.hget(fleet.store.key("sections"), section.name)
-    if session is None:
-        at = await _resolve(fleet, section)
-        session = at.session_id
-    session = str(session)
+    """Poll a section once; return whether a thread of it has something under way.
+
+    Raises:
+        StandDownError: it can't be served as things are.
+        PlatformError: the platform did not answer.
+    """
+    before = await fleet.store.hash(_state_key(fleet, section))
+    if before.get("state") == DETACHED:
+        raise StandDownError(DETACHED, before["reason"])
+    known_session = await fleet.store.redis.hget(fleet.store.key("sections"), section.name)
+    session = str(known_session) if known_session else (await _resolved(fleet, section)).session_id
     keys = fleet.store.session(session)
     token = secrets.token_hex(16)
-    if not await fleet.store.redis.set(keys.lock, token, nx=True, px=LOCK_MS):
+    if not await fleet.store.redis.set(keys.lock(section.name), token, nx=True, px=LOCK_MS):
         return True
     try:
-        known = await fleet.store.hash(keys.section)
-        if "revision_id" not in known:
-            known = await _attach(fleet, section, await _resolve(fleet, section))
-        poller = Poller(fleet, section, SessionRef(known["revision_id"], session), token)
-        await poller.read_events(json.loads(known.get("cursor", "null")))
-        now = await fleet.store.now_ms()
-        if now >= int(known.get("resync_at", "0")):
-            await poller.resync(known.get("resync_from", ""))
-            next_ms = now + int(fleet.config.polling.resync_s * 1000)
-            await fleet.store.redis.hset(keys.section, "resync_at", str(next_ms))
-            await fleet.store.redis.zremrangebyscore(keys.ours, "-inf", now - OURS_KEPT_MS)
-        return bool(await fleet.store.redis.zcard(keys.attention))
-    finally:
-        await fleet.store.run("release_lease", [keys.lock], [token])
-
-
-async def _resolve(fleet: Fleet, section: SectionConfig) -> SessionRef:
-    """Return the ids of a section's revision and session (protocol §1).
-
-    Raises:
-        SectionRefusedError: the revision or session can't be worked on just now.
-    """
-    where = section.session
-    revision = await fleet.platform.revision(where.org_id, where.blob_id, where.revision_id)
-    if revision.get("phase") not in ("draft", "managed") or revision.get("status") != "ready":
-        raise SectionRefusedError(f"revision {where.revision_id} is {revision.get('phase')}/{revision.get('status')}")
-    found = await fleet.platform.session(str(revision["id"]), where.session_id)
-    if found.get("status") != "open":
-        raise SectionRefusedError(f"session {where.session_id} is {found.get('status')}")
-    return SessionRef(str(revision["id"]), str(found["id"]))
-
-
-async def _attach(fleet: Fleet, section: SectionConfig, at: SessionRef) -> dict[str, str]:
-    """Take a session: its worker object, then the place where its events begin for us."""
-    await _take_worker_object(fleet, at)
-    newest = await fleet.platform.newest_event(at)
-    known = {
-        "revision_id": at.revision_id,
-        "name": section.name,
-        "cursor": json.dumps(newest.get("created_at") if newest else None),
-        "resync_at": "0",
-    }
-    await fleet.store.put(fleet.store.session(at.session_id).section, known)
-    await fleet.store.redis.hset(fleet.store.key("sections"), section.name, at.session_id)
-    log.info("section %s is attached to session %s", section.name, at.session_id)
-    return known
-
-
-async def _take_worker_object(fleet: Fleet, at: SessionRef) -> None:
-    """Claim a session for our user, or find it claimed by us (protocol §2, the worker object).
-
-    Raises:
-        SectionRefusedError: it belongs to somebody else.
-    """
-    own = await fleet.user_id()
-    try:
-        found = (await fleet.platform.download_object(at, WORKER_ALIAS)).get("value")
+        return await _poll_locked(fleet, section, session, token)
     except RefusedError as error:
-        if error.code != "not_found":
-            raise
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        instance = WorkerInstance(f"fleet-{fleet.host}", __version__, now, now)
-        await fleet.platform.upload_object(at, WORKER_ALIAS, worker_object(own, instance))
-    else:
-        owner = worker_owner(found)
-        if owner is None:
-            raise SectionRefusedError("SECTION_WORKER_OBJECT_MALFORMED: the object `worker` is no worker object")
-        if owner != own:
-            raise SectionRefusedError(f"SESSION_OWNED_BY_DIFFERENT_USER: the session belongs to user {owner}")
-    ref = ThreadRef(at.session_id, WORKER_ALIAS)
-    cause = f"attached:{secrets.token_hex(8)}"
-    if await fleet.journal.append_once(ref, cause, audit_draft(items.audit("attached"))):
-        await fleet.nudges.post_items(ref)
+        standing_down = stand_down_of(error)
+        await stand_down(fleet, session, standing_down)
+        raise standing_down from error
+    except StandDownError as error:
+        await stand_down(fleet, session, error)
+        raise
+    finally:
+        await fleet.store.run("release_lease", [keys.lock(section.name)], [token])
+
+
+async def _resolved(fleet: Fleet, section: SectionConfig) -> SessionRef:
+    try:
+        return await resolve(fleet, section)
+    except RefusedError as error:
+        raise stand_down_of(error) from error
+
+
+async def _poll_locked(fleet: Fleet, section: SectionConfig, session: str, token: str) -> bool:
+    keys = fleet.store.session(session)
+    at = await fleet.at(session)
+    if at is None:
+        at = await resolve(fleet, section)
+        await attach(fleet, section, at)
+    known = await fleet.store.hash(keys.section(section.name))
+    if not known:
+        newest = await fleet.platform.newest_event(at)
+        known = {"cursor": json.dumps(newest.get("created_at") if newest else None)}
+        await fleet.store.put(keys.section(section.name), known)
+    poller = Poller(fleet, section, at, token)
+    await poller.read_events(json.loads(known["cursor"]))
+    await _now_and_then(fleet, poller, known)
+    await fleet.store.put(_state_key(fleet, section), {"failures": "0"})
+    await _note_state(fleet, section, "attached", "")
+    return bool(await fleet.store.redis.zcard(keys.attention))
+
+
+async def _now_and_then(fleet: Fleet, poller: Poller, known: dict[str, str]) -> None:
+    """Do what is done every `polling.resync_s`, and every `REFRESH_MS`."""
+    now = await fleet.store.now_ms()
+    key = poller.keys.section(poller.section.name)
+    if now >= int(known.get("resync_at", "0")):
+        await poller.resync(known.get("resync_from", ""))
+        await fleet.store.put(key, {"resync_at": str(now + int(fleet.config.polling.resync_s * 1000))})
+        await fleet.store.redis.zremrangebyscore(poller.keys.ours, "-inf", now - OURS_KEPT_MS)
+    if now >= int(known.get("refresh_at", "0")):
+        await refresh(fleet, poller.at)
+        await fleet.store.put(key, {"refresh_at": str(now + REFRESH_MS)})
 
 
 class Poller:
@@ -206,22 +199,24 @@ class Poller:
 
     def __init__(self, fleet: Fleet, section: SectionConfig, at: SessionRef, token: str) -> None:
         self._fleet = fleet
-        self._prefix = section.session.session_prefix
-        self._at = at
+        self.section = section
+        self.at = at
         self._token = token
-        self._keys = fleet.store.session(at.session_id)
+        self.keys = fleet.store.session(at.session_id)
 
     async def read_events(self, cursor: str | int | float | None) -> None:
         """Read the events behind `cursor`, a little before it, and make due what they name."""
         since = overlapped(cursor) if cursor is not None else None
-        async for page in self._fleet.platform.events(self._at, since):
+        async for page in self._fleet.platform.events(self.at, since):
             if page:
+                if any(_ends_attachment(event) for event in page):
+                    await resolve(self._fleet, self.section)
+                    await refresh(self._fleet, self.at)
                 await self._commit([self._noticed(event) for event in page], page[-1].get("created_at"))
 
     def _noticed(self, event: Json) -> Noticed:
         id_ = str(event.get("id", ""))
-        described = event.get("session_object")
-        alias = (described if isinstance(described, dict) else event).get("alias", event.get("alias"))
+        alias = _alias(event)
         if not isinstance(alias, str) or not is_alias(alias) or not self._is_ours(alias):
             return Noticed(id_)
         item_id = event.get("item_id")
@@ -234,7 +229,7 @@ class Poller:
                 return Noticed(id_)
 
     def _is_ours(self, alias: str) -> bool:
-        return alias != WORKER_ALIAS and alias.startswith(self._prefix)
+        return alias != WORKER_ALIAS and alias.startswith(self.section.session.session_prefix)
 
     async def _commit(self, noticed: list[Noticed], cursor: str | int | float | None) -> None:
         echoes = await self._echoes(noticed)
@@ -246,14 +241,16 @@ class Poller:
         ]
         for one in noticed:
             args += [one.id, "" if one.item in echoes else one.kind, one.alias, one.item]
-        keys = self._keys
+        keys, name = self.keys, self.section.name
         answer = await self._fleet.store.run(
-            "section_commit", [keys.section, keys.lock, keys.events, keys.due, keys.attention], args
+            "section_commit",
+            [keys.section(name), keys.lock(name), keys.events(name), keys.due, keys.attention],
+            args,
         )
         if answer == ["lost"]:
             raise TransientError("the poll took longer than its lock lives")
         for kind, alias in zip(answer[::2], answer[1::2], strict=True):
-            ref = ThreadRef(self._at.session_id, alias)
+            ref = ThreadRef(self.at.session_id, alias)
             await (self._fleet.nudges.activate(ref) if kind == "object" else self._fleet.nudges.ingest(ref))
 
     async def _echoes(self, noticed: list[Noticed]) -> set[str]:
@@ -261,7 +258,7 @@ class Poller:
         ids = [one.item for one in noticed if one.item]
         if not ids:
             return set()
-        scores = await self._fleet.store.redis.zmscore(self._keys.ours, ids)
+        scores = await self._fleet.store.redis.zmscore(self.keys.ours, ids)
         return {id_ for id_, score in zip(ids, scores, strict=True) if score is not None}
 
     async def resync(self, begin: str) -> None:
@@ -272,34 +269,35 @@ class Poller:
         aliases = sorted(await self._thread_aliases())
         ordered = [a for a in aliases if a > begin] + [a for a in aliases if a <= begin]
         chosen = ordered[:RESYNC_THREADS]
-        records = {r.ref.alias: r for r in await self._fleet.records.all(self._at.session_id)}
-        gone = [Noticed(f"gone {a} {self._token}", "object", a) for a in records.keys() - set(aliases)]
+        records = {r.ref.alias: r for r in await self._fleet.records.all(self.at.session_id)}
+        lost = {alias for alias in records.keys() - set(aliases) if self._is_ours(alias)}
+        gone = [Noticed(f"gone {alias} {self._token}", "object", alias) for alias in lost]
         gate = asyncio.Semaphore(READS_AT_ONCE)
         noticed = await asyncio.gather(*(self._compared(gate, alias, records) for alias in chosen))
         await self._commit([*gone, *(one for one in noticed if one is not None)], None)
         if chosen:
-            await self._fleet.store.redis.hset(self._keys.section, "resync_from", chosen[-1])
+            await self._fleet.store.redis.hset(self.keys.section(self.section.name), "resync_from", chosen[-1])
 
     async def _compared(self, gate: asyncio.Semaphore, alias: str, records: dict[str, Record]) -> Noticed | None:
         async with gate:
             try:
-                found = await self._fleet.platform.download_object(self._at, alias)
+                found = await self._fleet.platform.download_object(self.at, alias)
             except RefusedError:
                 return None
         value = found.get("value")
         thread = parse(value)
         if thread is None:
-            await self._fleet.store.redis.hset(self._keys.kinds, alias, "other")
+            await self._fleet.store.redis.hset(self.keys.kinds, alias, "other")
             return None
-        record = records.get(alias) or Record(ThreadRef(self._at.session_id, alias))
+        record = records.get(alias) or Record(ThreadRef(self.at.session_id, alias))
         if verdict(record, thread) == "none":
             return None
         return Noticed(f"resync {alias} {self._token}", "object", alias)
 
     async def _thread_aliases(self) -> list[str]:
-        kinds = await self._fleet.store.hash(self._keys.kinds)
+        kinds = await self._fleet.store.hash(self.keys.kinds)
         aliases: list[str] = []
-        async for page in self._fleet.platform.objects(self._at, self._prefix):
+        async for page in self._fleet.platform.objects(self.at, self.section.session.session_prefix):
             for row in page:
                 alias, type_ = row.get("alias"), row.get("type")
                 if not isinstance(alias, str) or not is_alias(alias) or not self._is_ours(alias):
@@ -307,3 +305,15 @@ class Poller:
                 if type_ == "thread" or (type_ is None and kinds.get(alias) != "other"):
                     aliases.append(alias)
         return aliases
+
+
+def _alias(event: Json) -> object:
+    """Return the alias that an event is about, at either of its two places (protocol §1)."""
+    described = event.get("session_object")
+    return described.get("alias", event.get("alias")) if isinstance(described, dict) else event.get("alias")
+
+
+def _ends_attachment(event: Json) -> bool:
+    """Whether an event may mean that the session is closed, or its worker object gone: reason to look."""
+    deleted = event.get("type") == "session_object_deleted"
+    return event.get("type") in SESSION_ENDS or (deleted and _alias(event) == WORKER_ALIAS)

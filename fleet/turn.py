@@ -25,7 +25,7 @@ from fleet.hostfiles import HostFiles
 from fleet.inbound import prompt_of, waiting
 from fleet.leases import RENEWALS, Lease
 from fleet.prompts import Asker
-from fleet.record import Record
+from fleet.record import INTERRUPTED, Record
 from fleet.refs import ThreadRef
 from fleet.start import checkpoint_of
 
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: What a resumed agent is told when it had taken the prompt before it was interrupted.
 CONTINUE = "You were interrupted. Go on where you left off."
+#: Why an attempt is ended although its turn has not ended.
+UNFINISHED = frozenset({"lost", "superseded", "shutdown", INTERRUPTED})
 #: Pause in seconds before a turn whose model failed is resumed: the first, and the factor for each further one.
 RETRY_PAUSE_S, RETRY_FACTOR = 1.0, 3.0
 
@@ -68,7 +70,7 @@ async def run_turn(
     record = await fleet.records.read(ref)
     if (record.epoch, record.turn, record.step, record.host) != (epoch, turn, "run", fleet.host):
         return
-    if not await _counted(fleet, record):
+    if await fleet.at(ref.session) is None or not await _counted(fleet, record):
         return
     lease = await fleet.leases.take(record)
     if lease is None:
@@ -81,7 +83,7 @@ async def run_turn(
     finally:
         await fleet.leases.release(lease)
         first_in_line = await fleet.hosts.turn_over(fleet.host, record.work_folder, ref)
-    if not shutdown.is_set():
+    if not shutdown.is_set() and await fleet.at(ref.session) is not None:
         await lifecycle.dispatch(fleet, await fleet.records.read(ref))
         if first_in_line is not None:
             await _call_up(fleet, record.work_folder, first_in_line)
@@ -115,9 +117,9 @@ async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: as
         return await running
     except asyncio.CancelledError:
         log.info("%s was stopped: %s", name, stopped_by)
-        if stopped_by == "shutdown":
+        if stopped_by in ("shutdown", INTERRUPTED):
             await fleet.records.set_held(lease.record, lease.token, attempt=attempt.number - 1)
-        return None if stopped_by in ("lost", "superseded", "shutdown") else Outcome("stopped")
+        return None if stopped_by in UNFINISHED else Outcome("stopped")
     except ThreadFailedError as error:
         return Outcome("failed", error.detail, error.code)
     except LeaseLostError as error:

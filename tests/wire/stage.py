@@ -158,7 +158,9 @@ class Sandbox:
         self._http.close()
 
 
-def on_stage(sandbox: Sandbox, redis_url: str, base: Path, scene: Callable[[Stage], Awaitable[T]], **config: Any) -> T:
+def on_stage(
+    sandbox: Sandbox, redis_url: str, base: Path, scene: Callable[[Stage], Awaitable[T]], prefix: str = ""
+) -> T:
     """Play `scene` with a fleet of one host, `alpha`, that serves a session of its own."""
     platform = sandbox.platform
     session = sandbox.session()
@@ -169,6 +171,7 @@ def on_stage(sandbox: Sandbox, redis_url: str, base: Path, scene: Callable[[Stag
         "blob_id": platform.blob_id,
         "revision_id": platform.revision_id,
         "session_id": session,
+        "session_prefix": prefix,
     }
     values = {
         "platform": {"url": platform.url},
@@ -181,7 +184,7 @@ def on_stage(sandbox: Sandbox, redis_url: str, base: Path, scene: Callable[[Stag
     async def play() -> T:
         nudges = CollectedNudges()
         fleet = Fleet(
-            FleetConfig.model_validate(values | config, context={"folder": base}),
+            FleetConfig.model_validate(values, context={"folder": base}),
             Environment(home=base / "home", host="alpha"),
             Store(redis_url, "stage"),
             PlatformClient(platform.url, platform.worker_key),
