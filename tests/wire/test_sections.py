@@ -139,9 +139,8 @@ def test_an_operator_detaches_a_section_with_a_word_in_the_worker_thread(play: P
 
 def test_a_fault_while_attaching_delays_it_and_nothing_else(play: Play, sandbox: Sandbox):
     async def scene(stage: Stage) -> None:
-        sandbox.conditions(faults=[{"match": "revisions", "kind": "500_before", "times": 2}])
         await stage.hand_over("t", "hello")
-            sandbox.conditions(faults=[{"match": "/blobs/", "kind": "500_before", "times": 2}])
+        sandbox.conditions(faults=[{"match": "/blobs/", "kind": "500_before", "times": 2}])
         for _ in range(2):
             await stage.poll()
             assert (await state(stage))[0] == "retrying"
