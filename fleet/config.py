@@ -238,9 +238,10 @@ class ArtifactsConfig(_Group):
 
 
 class ItemsConfig(_Group):
-    """Bytes of `json.dumps(item)` that one thread item may have (protocol §4, budget)."""
+    """Bytes of `json.dumps(item)` that one thread item may have (protocol §4, budget), and of a `thread.log`."""
 
     budget_bytes: Annotated[Int, Field(ge=8192, le=5 * 1024 * 1024)] = 350_000
+    log_bytes: Annotated[Int, Field(ge=64 * 1024)] = 64 * 1024 * 1024
 
 
 class TurnsConfig(_Group):

@@ -87,6 +87,20 @@ class Fleet:
             return None
         return SessionRef(known["revision_id"], session)
 
+    async def item_budget(self) -> int:
+        """Return the bytes that an item may have: the configured budget, or the platform's lower cap if it is known."""
+        cap = await self.store.redis.hget(self._platform_key, "item_cap")
+        return min(self.config.items.budget_bytes, int(cap)) if cap else self.config.items.budget_bytes
+
+    async def learn_item_cap(self, cap: int) -> None:
+        """Remember that the platform refuses items of the budget's size (protocol §4, budget, step 5)."""
+        await self.store.redis.hset(self._platform_key, "item_cap", str(cap))
+
+    @property
+    def _platform_key(self) -> str:
+        """Hash: what was learned of a platform: `item_cap` in bytes; written by the drainer that was refused."""
+        return self.store.key("platform", self.platform.url)
+
     async def due_items(self, ref: ThreadRef) -> list[str]:
         """Return the ids of a thread's items that events named and nobody has handled yet."""
         prefix = f"item {ref.alias} "

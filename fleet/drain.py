@@ -134,6 +134,7 @@ def _pauses() -> Iterator[float]:
 
 async def _post_smaller(fleet: Fleet, at: SessionRef, ref: ThreadRef, alias: str, entry: Entry) -> str:
     """Post an item again under the lower cap (protocol §4, budget, step 5)."""
+    await fleet.learn_item_cap(LOWER_CAP_BYTES)
     try:
         body = fit(entry.body, LOWER_CAP_BYTES, log_name(ref))
         return await _post(fleet, at, alias, Entry(entry.id, entry.kind, entry.post_id, body, again=False))

@@ -7,19 +7,23 @@ a Redis that came back older has not taken, is sent again from the log.
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from fleet.context import Fleet
 from fleet.hostfiles import HostFiles, LogWriter, log_name
-from fleet.journal import stamped
+from fleet.journal import Appended, Numbered, stamped
 from fleet.leases import Lease
 from fleet.refs import post_id
-from fleet.truncation import fit
+from fleet.truncation import LOWER_CAP_BYTES, fit
 
 Json = dict[str, Any]
 
 #: Seconds between two looks at a journal that is too full.
 BACKPRESSURE_PAUSE_S = 0.1
+#: Items that are appended at once when they are sent again from the log.
+BATCH = 100
 
 
 class LeaseLostError(Exception):
@@ -32,10 +36,8 @@ class Emitter:
     def __init__(self, fleet: Fleet, lease: Lease, said: int = 0) -> None:
         self._fleet = fleet
         self._lease = lease
-        record = lease.record
-        self._files = HostFiles(fleet.environment.home, record.ref)
-        self._log = LogWriter(self._files)
-        self._local_log = log_name(record.ref)
+        self._files = HostFiles(fleet.environment.home, lease.record.ref)
+        self._log = LogWriter(self._files, fleet.config.items.log_bytes)
         self.said = said
 
     def close(self) -> None:
@@ -44,11 +46,8 @@ class Emitter:
 
     async def recover(self) -> None:
         """Go on behind what earlier attempts of this turn have said, and append what the journal lacks of it."""
-        record = self._lease.record
-        entries = {entry["n"]: entry["item"] for entry in self._files.said(record.epoch, record.turn)}
-        self.said = max(entries, default=0)
-        if entries:
-            await self._append([(n, self._fitted(entries[n])) for n in sorted(entries)])
+        self.said = max((entry["n"] for entry in self._logged()), default=0)
+        await self._send_again(0)
 
     async def emit(self, item: Json | None) -> None:
         """Say one item. None says nothing.
@@ -63,33 +62,47 @@ class Emitter:
         record = self._lease.record
         n = self.said + 1
         whole = stamped(item, post_id(record.ref, record.epoch, record.turn, n))
-        self._log.write({"epoch": record.epoch, "turn": record.turn, "n": n, "item": whole})
+        text = json.dumps(whole)
+        self._log.write(f'{{"epoch": {record.epoch}, "turn": {record.turn}, "n": {n}, "item": {text}}}')
         self.said = n
-        await self._append([(n, self._fitted(whole))])
+        await self._append([await self._numbered(n, whole, text)])
 
-    def _fitted(self, item: Json) -> Json:
-        return fit(item, self._fleet.config.items.budget_bytes, self._local_log)
+    async def _numbered(self, n: int, whole: Json, text: str) -> Numbered:
+        """Return an item as the journal takes it: within the budget, serialised once more only when it was not."""
+        if len(text) >= LOWER_CAP_BYTES:
+            budget = await self._fleet.item_budget()
+            text = json.dumps(fit(whole, budget, log_name(self._lease.record.ref)))
+        return Numbered(n, whole["metadata"]["post_id"], text)
 
-    async def _append(self, numbered: list[tuple[int, Json]]) -> None:
-        turn = self._lease.record.turn
-        appended = await self._fleet.journal.append(self._lease, turn, numbered)
-        if appended.last is None:
-            raise LeaseLostError(f"turn {turn} of {self._lease.record.ref} was taken over")
-        if appended.last < numbered[-1][0]:
+    async def _append(self, items: list[Numbered]) -> None:
+        record = self._lease.record
+        appended = await self._journaled(items)
+        if items and appended.last is not None and appended.last < items[-1].n:
             await self._send_again(appended.last)
         if appended.idle:
-            await self._fleet.nudges.post_items(self._lease.record.ref)
+            await self._fleet.nudges.post_items(record.ref)
         while appended.full:
             await asyncio.sleep(BACKPRESSURE_PAUSE_S)
-            appended = await self._fleet.journal.append(self._lease, turn, [])
+            appended = await self._journaled([])
 
-    async def _send_again(self, last: int) -> None:
+    async def _journaled(self, items: list[Numbered]) -> Appended:
         record = self._lease.record
-        missing = [
-            (entry["n"], self._fitted(entry["item"]))
-            for entry in self._files.said(record.epoch, record.turn)
-            if entry["n"] > last
-        ]
-        appended = await self._fleet.journal.append(self._lease, record.turn, missing)
+        appended = await self._fleet.journal.append(self._lease, record.turn, items)
         if appended.last is None:
             raise LeaseLostError(f"turn {record.turn} of {record.ref} was taken over")
+        return appended
+
+    async def _send_again(self, last: int) -> None:
+        """Append from the log what comes behind `last`, a few at a time."""
+        batch: list[Numbered] = []
+        for entry in self._logged():
+            if entry["n"] > last:
+                batch.append(await self._numbered(entry["n"], entry["item"], json.dumps(entry["item"])))
+            if len(batch) == BATCH:
+                await self._journaled(batch)
+                batch = []
+        if batch and (await self._journaled(batch)).idle:
+            await self._fleet.nudges.post_items(self._lease.record.ref)
+
+    def _logged(self) -> Iterator[Json]:
+        return self._files.said(self._lease.record.epoch, self._lease.record.turn)

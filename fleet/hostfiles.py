@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,8 +27,7 @@ from fleet.refs import ThreadRef
 
 Json = dict[str, Any]
 
-#: Bytes from which on `thread.log` is rotated at the beginning of a turn, and how many rotated logs are kept.
-LOG_BYTES = 64 * 1024 * 1024
+#: Rotated logs that are kept beside `thread.log`, which is rotated at `items.log_bytes`.
 LOGS_KEPT = 3
 
 
@@ -57,36 +57,40 @@ class HostFiles:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def rotate(self) -> None:
-        """Begin a new log when the present one is large."""
-        with suppress(FileNotFoundError):
-            if self.log.stat().st_size < LOG_BYTES:
-                return
-        for index in range(LOGS_KEPT - 1, 0, -1):
+        """Begin a new log, and forget the oldest."""
+        logs = self._logs()
+        for older, newer in pairwise(logs):
             with suppress(FileNotFoundError):
-                self._rotated(index).replace(self._rotated(index + 1))
-        with suppress(FileNotFoundError):
-            self.log.replace(self._rotated(1))
+                newer.replace(older)
 
-    def _rotated(self, index: int) -> Path:
-        return self.log.with_name(f"thread.log.{index}")
+    def _logs(self) -> list[Path]:
+        """Return the paths of the logs, the oldest first."""
+        rotated = [self.log.with_name(f"thread.log.{index}") for index in range(LOGS_KEPT, 0, -1)]
+        return [*rotated, self.log]
 
     def said(self, epoch: int, turn: int) -> Iterator[Json]:
-        """Yield the log's lines of one turn, in order. A line that a crash cut short ends nothing but itself."""
-        with suppress(FileNotFoundError), self.log.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                with suppress(ValueError):
-                    entry = json.loads(line)
-                    if isinstance(entry, dict) and entry.get("epoch") == epoch and entry.get("turn") == turn:
-                        yield entry
+        """Yield the logs' lines of one turn, in order. A line that a crash cut short ends nothing but itself."""
+        for log in self._logs():
+            with suppress(FileNotFoundError), log.open(encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    with suppress(ValueError):
+                        entry = json.loads(line)
+                        if isinstance(entry, dict) and (entry.get("epoch"), entry.get("turn")) == (epoch, turn):
+                            yield entry
 
 
 class LogWriter:
-    """Appends to a thread's log."""
+    """Appends to a thread's log, and begins a new one when it has `max_bytes`."""
 
-    def __init__(self, files: HostFiles) -> None:
+    def __init__(self, files: HostFiles, max_bytes: int) -> None:
         files.create()
-        self._fd = os.open(files.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._end_cut_line(files.log)
+        self._files = files
+        self._max_bytes = max_bytes
+        self._open()
+
+    def _open(self) -> None:
+        self._fd = os.open(self._files.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._end_cut_line(self._files.log)
 
     def _end_cut_line(self, log: Path) -> None:
         size = os.fstat(self._fd).st_size
@@ -96,9 +100,13 @@ class LogWriter:
                 if reader.read(1) != b"\n":
                     os.write(self._fd, b"\n")
 
-    def write(self, entry: Json) -> None:
-        """Append one line. Raises OSError when the disk does not take it whole."""
-        data = memoryview(json.dumps(entry).encode() + b"\n")
+    def write(self, entry: str) -> None:
+        """Append one line of JSON. Raises OSError when the disk does not take it whole."""
+        if os.fstat(self._fd).st_size >= self._max_bytes:
+            self.close()
+            self._files.rotate()
+            self._open()
+        data = memoryview(entry.encode() + b"\n")
         while data:
             data = data[os.write(self._fd, data) :]
 

@@ -48,6 +48,15 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Numbered:
+    """A turn's item: its number in the turn, its idempotency key, and the stamped item as JSON."""
+
+    n: int
+    post_id: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
 class Appended:
     """The answer to an append: the last number taken (None: the lease is not ours any more), and the journal's size."""
 
@@ -92,13 +101,13 @@ class Journal:
         keys = self._store.thread(ref)
         return keys.journal, keys.journal_meta, keys.drain, keys.session.attention
 
-    async def append(self, lease: Lease, turn: int, items: Sequence[tuple[int, Json]]) -> Appended:
-        """Append a turn's numbered, stamped items as the holder of its lease. Idempotent in the numbers."""
+    async def append(self, lease: Lease, turn: int, items: Sequence[Numbered]) -> Appended:
+        """Append a turn's items as the holder of its lease. Idempotent in the numbers."""
         record = lease.record
         keys = self._store.thread(record.ref)
         args: list[str | int] = [record.ref.alias, str(record.epoch), lease.token, turn]
-        for n, item in items:
-            args += [n, item["metadata"]["post_id"], json.dumps(item)]
+        for item in items:
+            args += [item.n, item.post_id, item.body]
         last, depth, size, idle = await self._store.run(
             "journal_append", [keys.record, keys.lease, *self._keys(record.ref)], args
         )

@@ -205,8 +205,6 @@ class Attempt:
         left = self.runtime.end_leftovers(files.process)
         if left:
             log.warning("%s: ended %d processes that a crash had left", record.ref, left)
-        if not record.began_ms:
-            files.rotate()
         self._emitter = emitter = Emitter(self.fleet, self.lease)
         try:
             if record.began_ms:

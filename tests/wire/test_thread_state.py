@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
 
-from fleet.journal import Appended, Journal, item_draft, stamped
+from fleet.journal import Appended, Journal, Numbered, item_draft
 from fleet.leases import Lease, Leases
 from fleet.record import TRANSITIONS, Record, Records
 from fleet.refs import ThreadRef, post_id
@@ -45,7 +46,11 @@ async def in_turn(store: Store) -> tuple[Record, Lease]:
 
 
 def item(n: int) -> dict[str, Any]:
-    return stamped({"content": [{"type": "text", "text": f"line {n}"}], "metadata": {"type": "text"}}, f"id{n}")
+    return {"content": [{"type": "text", "text": f"line {n}"}], "metadata": {"type": "text"}}
+
+
+def numbered(*numbers: int) -> list[Numbered]:
+    return [Numbered(n, f"id{n}", json.dumps(item(n))) for n in numbers]
 
 
 def test_of_two_claims_on_one_reading_only_one_wins(redis_url: str):
@@ -169,7 +174,7 @@ def test_an_append_is_idempotent_in_its_numbers_and_answers_a_gap(redis_url: str
         journal = Journal(store)
 
         async def append(*numbers: int) -> Appended:
-            return await journal.append(lease, 1, [(n, item(n)) for n in numbers])
+            return await journal.append(lease, 1, numbered(*numbers))
 
         assert (await append(1, 2)).last == 2
         assert (await append(1, 2)).depth == 2
@@ -184,9 +189,9 @@ def test_a_zombie_cannot_speak(redis_url: str):
     async def work(store: Store) -> None:
         _, lease = await in_turn(store)
         await store.redis.delete(store.thread(REF).lease)
-        assert (await Journal(store).append(lease, 1, [(1, item(1))])).last is None
+        assert (await Journal(store).append(lease, 1, numbered(1))).last is None
         await claimed(store)
-        assert (await Journal(store).append(lease, 1, [(1, item(1))])).last is None
+        assert (await Journal(store).append(lease, 1, numbered(1))).last is None
         assert await Journal(store).depth(REF) == 0
 
     with_store(redis_url, work)
@@ -207,7 +212,7 @@ def test_a_draining_journal_hands_out_its_entries_in_order_to_one_drainer(redis_
     async def work(store: Store) -> None:
         _, lease = await in_turn(store)
         journal = Journal(store)
-        await journal.append(lease, 1, [(n, item(n)) for n in (1, 2)])
+        await journal.append(lease, 1, numbered(1, 2))
         begun = await journal.begin(REF)
         assert begun is not None
         assert await journal.begin(REF) is None
@@ -227,7 +232,7 @@ def test_an_entry_that_an_earlier_drainer_may_have_posted_is_marked(redis_url: s
     async def work(store: Store) -> None:
         _, lease = await in_turn(store)
         journal = Journal(store)
-        await journal.append(lease, 1, [(1, item(1))])
+        await journal.append(lease, 1, numbered(1))
         begun = await journal.begin(REF)
         assert begun is not None
         assert begun[1] is not None
@@ -245,10 +250,10 @@ def test_an_append_that_meets_a_drainer_calls_no_second_one(redis_url: str):
     async def work(store: Store) -> None:
         _, lease = await in_turn(store)
         journal = Journal(store)
-        assert (await journal.append(lease, 1, [(1, item(1))])).idle
+        assert (await journal.append(lease, 1, numbered(1))).idle
         begun = await journal.begin(REF)
         assert begun is not None
-        assert not (await journal.append(lease, 1, [(2, item(2))])).idle
+        assert not (await journal.append(lease, 1, numbered(2))).idle
 
     with_store(redis_url, work)
 
