@@ -9,7 +9,7 @@ from fleet import items, lifecycle
 from fleet.context import Fleet
 from fleet.envelope import Thread, parse
 from fleet.hosts import owner
-from fleet.journal import item_draft
+from fleet.journal import audit_draft, item_draft
 from fleet.platform.client import SessionRef
 from fleet.platform.errors import AccessDeniedError, RefusedError
 from fleet.record import TURN_STEPS, Record
@@ -54,6 +54,8 @@ async def activate(fleet: Fleet, ref: ThreadRef, *, force: bool = False) -> None
     noticed = await fleet.store.redis.hget(due, f"object {ref.alias}")
     record = await fleet.records.read(ref)
     thread = await read_envelope(fleet, at, ref)
+    if thread is not None and thread.is_ours and not record.exists:
+        await fleet.store.redis.hdel(fleet.store.session(ref.session).kinds, ref.alias)
     match verdict(record, thread, force=force):
         case "start" | "restart" | "recover" as asked if thread is not None:
             await _claim(fleet, record, thread, asked)
@@ -94,15 +96,16 @@ async def _claim(fleet: Fleet, seen: Record, thread: Thread, asked: Literal["sta
     if epoch is None:
         await fleet.nudges.activate(seen.ref)
         return
-    call = False
+    drafts = []
+    if not seen.exists:
+        drafts.append(audit_draft(items.audit("thread_registered", seen.ref.alias)))
     if interrupted:
-        item = items.status("restarted", f"Turn {seen.turn} was interrupted: the thread was started again.")
-        call = await fleet.journal.append_once(seen.ref, f"restarted:{epoch}", item_draft(item), epoch=epoch)
+        detail = f"Turn {seen.turn} was interrupted: the thread was started again."
+        drafts.append(item_draft(items.status("restarted", detail)))
+    if not host:
+        detail = f"No host that is up owns {thread.work_folder}. The thread starts by itself when one comes."
+        drafts.append(item_draft(items.status("no_host", detail)))
+    if drafts and await fleet.journal.append_once(seen.ref, f"claimed:{epoch}", *drafts, epoch=epoch):
+        await fleet.nudges.post_items(seen.ref)
     if host:
         await fleet.nudges.start_thread(await fleet.records.read(seen.ref))
-    else:
-        detail = f"No host that is up owns {thread.work_folder}. The thread starts by itself when one comes."
-        item = items.status("no_host", detail)
-        call = await fleet.journal.append_once(seen.ref, f"no_host:{epoch}", item_draft(item), epoch=epoch)
-    if call:
-        await fleet.nudges.post_items(seen.ref)

@@ -78,6 +78,10 @@ async def end_stopped(fleet: Fleet, record: Record, outcome: str, *, token: str 
         return
     if outcome == "failed":
         return
+    if outcome == "removed":
+        keys = fleet.store.thread(record.ref)
+        await fleet.store.redis.delete(keys.inbox, keys.seen, keys.prompt)
+        await fleet.store.redis.hdel(keys.record, "agent_session", "consumed", "consumed_at")
     audit = items.audit("thread_removed" if outcome == "removed" else "thread_completed", record.ref.alias)
     if await fleet.journal.append_once(record.ref, f"stopped:{record.epoch}", audit_draft(audit), epoch=record.epoch):
         await fleet.nudges.post_items(record.ref)

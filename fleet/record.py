@@ -159,6 +159,10 @@ class Records:
             for ref in refs:
                 pipe.hgetall(self._store.thread(ref).record)
             rows = await pipe.execute()
+        expired = [ref.alias for ref, fields in zip(refs, rows, strict=True) if not fields]
+        for alias in expired:
+            keys = self._store.thread(ThreadRef(session, alias))
+            await self._store.run("forget_expired", [keys.session.threads, keys.record], [alias])
         return [decode(ref, fields) for ref, fields in zip(refs, rows, strict=True) if fields]
 
     async def claim(self, seen: Record, step: Literal["start", "wait_host"], **changes: Any) -> int | None:

@@ -76,7 +76,10 @@ class SessionKeys:
 
     @property
     def kinds(self) -> str:
-        """Hash: alias → `thread` or `other`, for objects that a list shows without a type."""
+        """Hash: alias → `other` (no thread) or `foreign` (a thread that is not ours), for objects that need no look.
+
+        Written by the comparison, struck off when a thread turns out to be ours.
+        """
         return f"{self.prefix}:kinds"
 
 

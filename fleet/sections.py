@@ -286,8 +286,8 @@ class Poller:
                 return None
         value = found.get("value")
         thread = parse(value)
-        if thread is None:
-            await self._fleet.store.redis.hset(self.keys.kinds, alias, "other")
+        if thread is None or not thread.is_ours:
+            await self._fleet.store.redis.hset(self.keys.kinds, alias, "other" if thread is None else "foreign")
             return None
         record = records.get(alias) or Record(ThreadRef(self.at.session_id, alias))
         if verdict(record, thread) == "none":
@@ -302,7 +302,8 @@ class Poller:
                 alias, type_ = row.get("alias"), row.get("type")
                 if not isinstance(alias, str) or not is_alias(alias) or not self._is_ours(alias):
                     continue
-                if type_ == "thread" or (type_ is None and kinds.get(alias) != "other"):
+                kind = kinds.get(alias)
+                if kind != "foreign" and (type_ == "thread" or (type_ is None and kind != "other")):
                     aliases.append(alias)
         return aliases
 

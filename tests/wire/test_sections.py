@@ -169,6 +169,8 @@ def test_objects_that_are_not_ours_cost_one_look_each(play: Play, sandbox: Sandb
         sandbox.conditions(object_types=False)
         for n in range(20):
             await stage.person.upload_object(stage.at, f"notes/{n}", {"type": "message"})
+            foreign = {"type": "thread", "thread": {"metadata": {"workspace": {"work_folder": "/x"}}}}
+            await stage.person.upload_object(stage.at, f"talks/{n}", foreign)
         await stage.poll()
         sandbox.reset_requests()
         for _ in range(3):
