@@ -105,6 +105,8 @@ async def _claim(fleet: Fleet, seen: Record, thread: Thread, asked: Literal["sta
     if not host:
         detail = f"No host that is up owns {thread.work_folder}. The thread starts by itself when one comes."
         drafts.append(item_draft(items.status("no_host", detail)))
+    if asked == "restart" and await fleet.prompts.cancel(seen.ref, "the thread was started again"):
+        await fleet.nudges.post_items(seen.ref)
     if drafts and await fleet.journal.append_once(seen.ref, f"claimed:{epoch}", *drafts, epoch=epoch):
         await fleet.nudges.post_items(seen.ref)
     if host:

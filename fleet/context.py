@@ -10,6 +10,7 @@ from fleet.hosts import Hosts
 from fleet.journal import Journal
 from fleet.leases import Leases
 from fleet.platform.client import PlatformClient, SessionRef
+from fleet.prompts import Prompts
 from fleet.record import Record, Records
 from fleet.refs import ThreadRef
 from fleet.store import Store
@@ -61,6 +62,7 @@ class Fleet:
     leases: Leases = field(init=False)
     journal: Journal = field(init=False)
     hosts: Hosts = field(init=False)
+    prompts: Prompts = field(init=False)
     _user_id: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +70,7 @@ class Fleet:
         self.leases = Leases(self.store, self.config.turns.lease_s)
         self.journal = Journal(self.store)
         self.hosts = Hosts(self.store)
+        self.prompts = Prompts(self.store, self.journal)
 
     @property
     def host(self) -> str:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from fleet import artifacts, items, lifecycle
 from fleet.context import Fleet
 from fleet.emitter import Emitter, LeaseLostError
 from fleet.hostfiles import HostFiles
-from fleet.inbound import newest_time, waiting
 from fleet.leases import Lease
-from fleet.record import Record, Step
+from fleet.record import Step
 from fleet.refs import ThreadRef
-from fleet.start import checkpoint_of
+from fleet.start import checkpoint_of, consumed
 
 log = logging.getLogger(__name__)
-
-#: Ids of consumed items that a record remembers: more than can stand within one overlap of the list.
-CONSUMED_KEPT = 50
 
 
 async def publish_artifacts(fleet: Fleet, ref: ThreadRef, epoch: int, turn: int) -> None:
@@ -62,10 +57,11 @@ async def close_turn(fleet: Fleet, ref: ThreadRef, epoch: int, turn: int) -> Non
 
 async def _close(fleet: Fleet, lease: Lease) -> None:
     record = lease.record
+    await fleet.prompts.forget(record.ref)
     if record.fail_code:
         await lifecycle.fail(fleet, record, record.fail_code, record.error, token=lease.token)
         return
-    closed = await _consumed(fleet, record)
+    closed = consumed(record)
     checkpoint_of(closed).write(HostFiles(fleet.environment.home, record.ref).checkpoint)
     await fleet.records.transition(
         record,
@@ -75,16 +71,6 @@ async def _close(fleet: Fleet, lease: Lease) -> None:
         consumed_ids=record.turn_items,
         consumed_at=closed.consumed_at,
         consumed=closed.consumed,
-    )
-
-
-async def _consumed(fleet: Fleet, record: Record) -> Record:
-    """Return the record with the turn's items counted as consumed."""
-    given = [item for item in await waiting(fleet, record.ref) if item["id"] in record.turn_items]
-    return replace(
-        record,
-        consumed_at=newest_time(given, record.consumed_at),
-        consumed=(*record.consumed, *record.turn_items)[-CONSUMED_KEPT:],
     )
 
 

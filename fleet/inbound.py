@@ -15,7 +15,7 @@ from fleet.context import Fleet
 from fleet.platform.client import SessionRef, Timestamp
 from fleet.platform.errors import RefusedError
 from fleet.platform.paging import overlapped
-from fleet.prompts import answer_open
+from fleet.prompts import prompt_of_item
 from fleet.record import Record
 from fleet.refs import ThreadRef
 
@@ -25,12 +25,31 @@ Json = dict[str, Any]
 SEEN_KEPT = 5000
 
 
-async def catch_up(fleet: Fleet, at: SessionRef, record: Record) -> None:
-    """Read a thread's list behind what was consumed last, and take in what persons said."""
+async def catch_up(fleet: Fleet, at: SessionRef, record: Record, *, rebuild: bool = False) -> None:
+    """Read a thread's list behind what was consumed last, and take in what persons said.
+
+    With `rebuild`, an open prompt is read back from the thread's own items: Redis has lost it.
+    """
     since = overlapped(record.consumed_at) if record.consumed_at is not None else None
     own = await fleet.user_id()
+    rebuild = rebuild and await fleet.prompts.read(record.ref) is None
     async for page in fleet.platform.items(at, record.ref.alias, since):
-        await _take_in(fleet, record, [item for item in page if item.get("user_id") != own])
+        for item in page:
+            if item.get("user_id") != own:
+                await _take_in(fleet, record, item)
+            elif rebuild:
+                await _replay(fleet, record.ref, item)
+
+
+async def _replay(fleet: Fleet, ref: ThreadRef, item: Json) -> None:
+    """Do again to the thread's prompt what one of our own items says."""
+    prompt = prompt_of_item(item)
+    metadata = item.get("metadata") or {}
+    cancelled = (metadata.get("prompt") or {}).get("prompt_state") in ("cancelled", "failed")
+    if prompt is not None:
+        await fleet.prompts.open(ref, prompt)
+    elif cancelled or metadata.get("type") == "turn_end":
+        await fleet.prompts.forget(ref)
 
 
 async def ingest(fleet: Fleet, ref: ThreadRef) -> None:
@@ -50,9 +69,8 @@ async def ingest(fleet: Fleet, ref: ThreadRef) -> None:
         record = await fleet.records.read(ref)
         if record.live:
             item = await _item(fleet, at, ref, item_id)
-            person = item is not None and item.get("user_id") != own
-            if item is not None and person and not await answer_open(fleet, ref, item):
-                await _take_in(fleet, record, [item])
+            if item is not None and item.get("user_id") != own:
+                await _take_in(fleet, record, item)
         await fleet.store.run("due_done", [keys.due], [f"item {ref.alias} {item_id}", "1"])
     await lifecycle.advance(fleet, ref)
 
@@ -66,16 +84,16 @@ async def _item(fleet: Fleet, at: SessionRef, ref: ThreadRef, item_id: str) -> J
         raise
 
 
-async def _take_in(fleet: Fleet, record: Record, found: Iterable[Json]) -> None:
-    fresh = [item for item in found if isinstance(item.get("id"), str) and item["id"] not in record.consumed]
-    if not fresh:
+async def _take_in(fleet: Fleet, record: Record, item: Json) -> None:
+    """Take in a person's item, once: it answers the open prompt, or waits in the inbox for a turn."""
+    id_ = item.get("id")
+    if not isinstance(id_, str) or id_ in record.consumed:
         return
-    pairs: list[str | int] = [SEEN_KEPT]
-    for item in fresh:
-        kept = {name: item.get(name) for name in ("id", "created_at", "content", "metadata")}
-        pairs += [item["id"], json.dumps(kept)]
+    kept = {name: item.get(name) for name in ("id", "created_at", "content", "metadata")}
+    if await fleet.prompts.answer(record.ref, kept):
+        return
     keys = fleet.store.thread(record.ref)
-    await fleet.store.run("inbox_add", [keys.inbox, keys.seen], pairs)
+    await fleet.store.run("inbox_add", [keys.inbox, keys.seen], [SEEN_KEPT, id_, json.dumps(kept)])
 
 
 async def waiting(fleet: Fleet, ref: ThreadRef) -> list[Json]:

@@ -143,11 +143,16 @@ def turn_end(status: str, stats: Mapping[str, int], error: str = "") -> Item:
     return _item(brief, "turn_end", status=status, stats={key: stats.get(key, 0) for key in _STATS}, **details)
 
 
-def pending_prompt(prompt_id: str, kind: PromptKind, questions: Sequence[Question]) -> Item:
-    """Return the item that asks a person: the questions, each with its options numbered from 1."""
+def pending_prompt(prompt_id: str, kind: PromptKind, questions: Sequence[Question], subject: str = "") -> Item:
+    """Return the item that asks a person: the questions, each with its options numbered from 1.
+
+    `subject` is the call that an approval is about, so that the prompt can be read back from its item.
+    """
     asked = [_question(question) for question in questions]
     brief = "\n\n".join(_question_brief(question) for question in asked)
     prompt = {"prompt_id": prompt_id, "kind": kind, "prompt_state": "pending", "questions": asked}
+    if subject:
+        prompt["subject"] = bounded(subject, DETAIL_BYTES)
     return _item(brief, "pending_prompt", prompt=prompt)
 
 

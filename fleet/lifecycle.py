@@ -10,14 +10,16 @@ from fleet.refs import ThreadRef
 
 
 async def advance(fleet: Fleet, ref: ThreadRef) -> None:
-    """Begin the next turn of an idle thread when items of persons wait for it, or carry out a stop."""
+    """Begin the next turn of an idle thread when persons have said or answered something, or carry out a stop."""
     record = await fleet.records.read(ref)
     if record.step != "idle":
         return
     if record.stop:
         await stop(fleet, record, record.stop)
         return
-    if not await fleet.store.redis.hlen(fleet.store.thread(ref).inbox):
+    prompt = await fleet.prompts.read(ref)
+    answered = prompt is not None and prompt.parked and prompt.answer is not None
+    if not answered and not await fleet.store.redis.hlen(fleet.store.thread(ref).inbox):
         return
     begun = await fleet.records.transition(
         record,
@@ -25,6 +27,7 @@ async def advance(fleet: Fleet, ref: ThreadRef) -> None:
         turn=record.turn + 1,
         attempt=0,
         turn_items=[],
+        turn_newest=None,
         prompted=False,
         said=0,
         began_ms=0,
@@ -76,6 +79,8 @@ async def end_stopped(fleet: Fleet, record: Record, outcome: str, *, token: str 
     if not await fleet.records.transition(record, name, token=token, release=bool(token), outcome=outcome):
         await fleet.records.request_stop(record, outcome)
         return
+    if await fleet.prompts.cancel(record.ref, f"the thread is {outcome}"):
+        await fleet.nudges.post_items(record.ref)
     if outcome == "failed":
         return
     if outcome == "removed":

@@ -1,132 +1,162 @@
-"""Questions of an agent that a person answers in the thread (protocol §4, interactive prompts)."""
+"""The open prompt of a thread: at most one, answered by the next item of a person (protocol §4, interactive prompts).
+
+Key `NS:{SESSION}:prompt:ALIAS` (hash): `id`, `kind`, `questions` (JSON), `subject` (of an approval), `state` (open or
+answered), `parked` (1: no process waits for the answer, it starts a new turn), `item` and `answer` (id and JSON of the
+item that answered), `taken` (token of the lease under which the agent got the answer). Written by the turn under its
+lease, answered by whoever takes in the thread's items, deleted by the turn's end.
+Key `NS:{SESSION}:grant:ALIAS` (string): a call that a person approved while it was parked, for one retry; written and
+deleted by the turn under its lease.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
 import secrets
-from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fleet import items
-from fleet.context import Fleet
-from fleet.emitter import Emitter, LeaseLostError
-from fleet.events import Answer, Decision, Permissions, PromptKind, Question, ToolCall
-from fleet.leases import WATCH_S, Lease
+from fleet.events import PromptKind, Question, ToolCall
+from fleet.journal import Journal, item_draft
 from fleet.refs import ThreadRef
+from fleet.store import Store
 
 Json = dict[str, Any]
 
-#: Plain answers that approve, exactly, after strip and lower; anything else denies.
-APPROVALS = frozenset({"approve", "approved", "yes", "y", "ok", "allow", "1"})
-APPROVE, DENY = "Approve", "Deny"
+#: Keys of a tool's input that name what the call is about, the first that is there.
+SUBJECT_KEYS = ("command", "file_path", "notebook_path", "path", "url")
 
 
-def read_answer(kind: PromptKind, questions: tuple[Question, ...], item: Json) -> Answer:
-    """Return what a person's item answers. `metadata.answers` wins over the text.
-
-    A number or a label picks an option, several for multi-select, comma or space separated; else it is free text.
-    """
-    metadata = item.get("metadata")
-    structured = metadata.get("answers") if isinstance(metadata, dict) else None
-    if isinstance(structured, list) and len(structured) == len(questions):
-        given = [_strings(entry.get("answer")) for entry in structured if isinstance(entry, dict)]
-        if len(given) == len(questions) and all(given):
-            return Answer(tuple(given))
-    text = _text(item).strip()
-    if kind != "ask_user_question":
-        return Answer(((text,),))
-    lines = text.splitlines() if len(questions) > 1 else [text]
-    padded = lines + [""] * (len(questions) - len(lines))
-    return Answer(tuple(_picked(question, line.strip()) for question, line in zip(questions, padded, strict=False)))
+def subject_of(call: ToolCall) -> str:
+    """Return what a call is about: its command or path, else its whole input. A grant is bound to it and the tool."""
+    if isinstance(call.input, dict):
+        for key in SUBJECT_KEYS:
+            value = call.input.get(key)
+            if isinstance(value, str) and value:
+                return f"{call.name} {value}"
+    return f"{call.name} {json.dumps(call.input, sort_keys=True, default=str)}"
 
 
-def approval(answer: Answer) -> Decision:
-    """Return the decision that an answer to an approval prompt is; the words of a denial are its reason."""
-    words = answer.answers[0][0] if answer.answers and answer.answers[0] else ""
-    if words.strip().lower() in APPROVALS:
-        return Decision(allow=True)
-    return Decision(allow=False, message=f"The user denied this: {words}" if words else "The user denied this.")
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as it stands. `subject`: what an approval is about. `answer`: the item that answered, if one has."""
+
+    id: str
+    kind: PromptKind
+    questions: tuple[Question, ...]
+    subject: str = ""
+    parked: bool = False
+    answer: Json | None = None
+    taken: str = ""
+
+    def asks(self, kind: PromptKind, questions: tuple[Question, ...]) -> bool:
+        """Whether this is the same question."""
+        return (self.kind, self.questions) == (kind, questions)
 
 
-def _strings(value: object) -> tuple[str, ...]:
-    values = value if isinstance(value, list) else [value]
-    return tuple(entry for entry in values if isinstance(entry, str))
+def new_prompt(kind: PromptKind, questions: tuple[Question, ...], subject: str) -> Prompt:
+    """Return a prompt that nobody has seen yet."""
+    return Prompt(secrets.token_hex(8), kind, questions, subject)
 
 
-def _text(item: Json) -> str:
-    blocks = item.get("content")
-    texts = (block.get("text") for block in blocks if isinstance(block, dict)) if isinstance(blocks, list) else ()
-    return "\n".join(text for text in texts if isinstance(text, str))
+def prompt_of_item(item: Json) -> Prompt | None:
+    """Read a prompt back from its own item; None when the item is no `pending_prompt`."""
+    metadata = item.get("metadata") or {}
+    prompt = metadata.get("prompt")
+    if metadata.get("type") != "pending_prompt" or not isinstance(prompt, dict):
+        return None
+    questions = tuple(
+        Question(
+            str(asked.get("question", "")),
+            str(asked.get("header", "")),
+            tuple((str(o.get("label", "")), str(o.get("description", ""))) for o in asked.get("options", [])),
+            bool(asked.get("multiSelect")),
+        )
+        for asked in prompt.get("questions", [])
+    )
+    return Prompt(str(prompt.get("prompt_id")), prompt["kind"], questions, str(prompt.get("subject", "")), parked=True)
 
 
-def _picked(question: Question, text: str) -> tuple[str, ...]:
-    whole = _option(question, text)
-    if whole is not None:
-        return (whole,)
-    if question.multi_select:
-        for separator in (r"\s*,\s*", r"[\s,]+"):
-            parts = [_option(question, part) for part in re.split(separator, text) if part]
-            if parts and all(parts):
-                return tuple(dict.fromkeys(part for part in parts if part))
-    return (text,)
+class Prompts:
+    """Reads and changes the open prompts of threads."""
 
+    def __init__(self, store: Store, journal: Journal) -> None:
+        self._store = store
+        self._journal = journal
 
-def _option(question: Question, text: str) -> str | None:
-    labels = [label for label, _ in question.options]
-    if text.isascii() and text.isdigit() and 1 <= int(text) <= len(labels):
-        return labels[int(text) - 1]
-    return next((label for label in labels if label.lower() == text.lower()), None)
+    async def read(self, ref: ThreadRef) -> Prompt | None:
+        """Return a thread's prompt, open or answered; None when there is none."""
+        fields = await self._store.hash(self._store.thread(ref).prompt)
+        if "id" not in fields:
+            return None
+        questions = tuple(
+            Question(q["question"], q["header"], tuple((o[0], o[1]) for o in q["options"]), q["multi_select"])
+            for q in json.loads(fields["questions"])
+        )
+        kind: Any = fields["kind"]
+        return Prompt(
+            fields["id"],
+            kind,
+            questions,
+            fields["subject"],
+            fields.get("parked") == "1",
+            json.loads(fields["answer"]) if "answer" in fields else None,
+            fields.get("taken", ""),
+        )
 
+    async def open(self, ref: ThreadRef, prompt: Prompt) -> None:
+        """Make `prompt` the thread's open one."""
+        key = self._store.thread(ref).prompt
+        fields = {
+            "id": prompt.id,
+            "kind": prompt.kind,
+            "questions": json.dumps([asdict(question) for question in prompt.questions]),
+            "subject": prompt.subject,
+            "parked": "1" if prompt.parked else "",
+            "state": "open",
+        }
+        async with self._store.redis.pipeline() as pipe:
+            pipe.delete(key)
+            pipe.hset(key, items=[part for pair in fields.items() for part in pair])
+            await pipe.execute()
 
-async def answer_open(fleet: Fleet, ref: ThreadRef, item: Json) -> bool:
-    """Give a person's item to the thread's open prompt. Returns whether it was its answer."""
-    keys = fleet.store.thread(ref)
-    return bool(await fleet.store.run("prompt_answer", [keys.prompt, keys.seen], [item["id"], json.dumps(item)]))
+    async def answer(self, ref: ThreadRef, item: Json) -> bool:
+        """Give a person's item to the thread's open prompt. Returns whether it is its answer."""
+        keys = self._store.thread(ref)
+        return bool(await self._store.run("prompt_answer", [keys.prompt, keys.seen], [item["id"], json.dumps(item)]))
 
+    async def park(self, ref: ThreadRef, prompt: Prompt) -> bool:
+        """Park an open prompt. Returns False when it has been answered in this moment."""
+        return bool(await self._store.run("prompt_park", [self._store.thread(ref).prompt], [prompt.id]))
 
-class Asker:
-    """What a running turn offers its agent: the permission gate, and questions to a person."""
+    async def take(self, ref: ThreadRef, token: str) -> None:
+        """Note under which lease the agent gets the answer: a later attempt may need it again."""
+        await self._store.put(self._store.thread(ref).prompt, {"taken": token})
 
-    def __init__(self, fleet: Fleet, lease: Lease, emitter: Emitter, permissions: Permissions) -> None:
-        self._fleet = fleet
-        self._lease = lease
-        self._emitter = emitter
-        self._permissions = permissions
-        self._one_at_a_time = asyncio.Lock()
+    async def forget(self, ref: ThreadRef) -> None:
+        """Delete a thread's prompt and grant: the turn that was given the answer has ended."""
+        keys = self._store.thread(ref)
+        await self._store.redis.delete(keys.prompt, keys.grant)
 
-    async def permit(self, call: ToolCall) -> Decision:
-        """Decide whether a tool call may run: always when autonomous, else a person says so."""
-        if self._permissions == "autonomous":
-            return Decision(allow=True)
-        brief = items.tool_call(call.invocation_id, call.name, call.input)["content"][0]["text"]
-        question = Question(f"Allow {brief}?", "Approval", ((APPROVE, ""), (DENY, "")))
-        return approval(await self.ask("approval", (question,)))
+    async def resolve(self, ref: ThreadRef, prompt: Prompt, item: items.Item) -> bool:
+        """Say, once per prompt, how it was resolved. Returns whether a drainer must be called."""
+        return await self._journal.append_once(ref, f"prompt:{prompt.id}", item_draft(item))
 
-    async def ask(self, kind: PromptKind, questions: tuple[Question, ...]) -> Answer:
-        """Post a prompt, wait for the next item of a person, and post that it is resolved."""
-        async with self._one_at_a_time:
-            prompt_id = secrets.token_hex(8)
-            await self._emitter.emit(items.pending_prompt(prompt_id, kind, questions))
-            key = self._fleet.store.thread(self._lease.record.ref).prompt
-            await self._fleet.store.redis.hset(key, mapping={"id": prompt_id, "state": "open"})
-            try:
-                item = await self._answered(key)
-            except asyncio.CancelledError:
-                with suppress(LeaseLostError):
-                    await self._emitter.emit(items.prompt_closed(prompt_id, kind, "cancelled", "the turn was stopped"))
-                raise
-            finally:
-                await self._fleet.store.redis.delete(key)
-            answer = read_answer(kind, questions, item)
-            await self._emitter.emit(items.prompt_answered(prompt_id, kind, questions, answer))
-            return answer
+    async def cancel(self, ref: ThreadRef, reason: str) -> bool:
+        """Cancel a thread's prompt, if it has one. Returns whether a drainer must be called."""
+        prompt = await self.read(ref)
+        if prompt is None:
+            return False
+        item = items.prompt_closed(prompt.id, prompt.kind, "cancelled", reason)
+        call = await self.resolve(ref, prompt, item) if prompt.answer is None else False
+        await self.forget(ref)
+        return call
 
-    async def _answered(self, key: str) -> Json:
-        while True:
-            answer = await self._fleet.store.redis.hget(key, "answer")
-            if answer is not None:
-                item: Json = json.loads(answer)
-                return item
-            await asyncio.sleep(WATCH_S)
+    async def grant(self, ref: ThreadRef, subject: str) -> None:
+        """Let the next call about `subject` through, once."""
+        await self._store.redis.set(self._store.thread(ref).grant, subject)
+
+    async def spend_grant(self, ref: ThreadRef, subject: str) -> bool:
+        """Use up the grant for `subject`. Returns False when there is none."""
+        key = self._store.thread(ref).grant
+        return await self._store.redis.get(key) == subject and bool(await self._store.redis.delete(key))

@@ -22,6 +22,7 @@ TRANSITIONS: dict[str, tuple[frozenset[Step], Step]] = {
     "turn_ran": (frozenset({"run"}), "publish"),
     "published": (frozenset({"publish"}), "close"),
     "turn_closed": (frozenset({"close"}), "idle"),
+    "turn_parked": (frozenset({"run"}), "idle"),
     "failed": (frozenset({"wait_host", "start", "idle", "close"}), "end"),
     "stopped": (frozenset({"wait_host", "start", "idle", "close"}), "end"),
 }
@@ -48,6 +49,7 @@ class Record:
         attempt: how often the current step `run` was begun.
         agent_session: the agent's own session id, resumed by every later turn.
         turn_items: ids of the items that the current turn was given.
+        turn_newest: `created_at` of the newest of them.
         consumed_at, consumed: where the last finished turn ended: the newest item's `created_at`, and recent ids.
         stop: why the running turn should stop; empty: go on.
         outcome: how an ended thread ended: `completed`, `failed`, `removed`.
@@ -71,6 +73,7 @@ class Record:
     attempt: int = 0
     agent_session: str = ""
     turn_items: tuple[str, ...] = ()
+    turn_newest: str | int | float | None = None
     consumed_at: str | int | float | None = None
     consumed: tuple[str, ...] = ()
     stop: str = ""
@@ -119,7 +122,7 @@ _PLAIN = (
     "fail_code",
 )
 _NUMBERS = ("epoch", "turn", "attempt", "said", "began_ms")
-_JSON = ("turn_items", "consumed_at", "consumed", "stats", "settings", "prompted")
+_JSON = ("turn_items", "turn_newest", "consumed_at", "consumed", "stats", "settings", "prompted")
 
 
 def decode(ref: ThreadRef, fields: dict[str, str]) -> Record:

@@ -140,8 +140,13 @@ class ThreadKeys:
 
     @property
     def prompt(self) -> str:
-        """Hash: the open prompt (`prompt_answer.lua`)."""
+        """Hash: the open prompt (`fleet.prompts`)."""
         return self._key("prompt")
+
+    @property
+    def grant(self) -> str:
+        """String: a call that was approved while parked (`fleet.prompts`)."""
+        return self._key("grant")
 
 
 def post_id(ref: ThreadRef, *cause: object) -> str:

@@ -27,6 +27,9 @@ from fleet.refs import ThreadRef
 
 log = logging.getLogger(__name__)
 
+#: Ids of consumed items that a record remembers: more than can stand within one overlap of the list.
+CONSUMED_KEPT = 50
+
 PERMISSIONS = ("autonomous", "approval", "guarded")
 
 
@@ -63,7 +66,7 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
     files.create()
     record = _restored(lease.record, Checkpoint.read(files.checkpoint))
     checkpoint_of(record).write(files.checkpoint)
-    await catch_up(fleet, at, record)
+    await catch_up(fleet, at, record, rebuild=thread.state == "active")
     if thread.state == "active":
         audit = items.audit("thread_recovered", ref.alias)
     else:
@@ -139,6 +142,15 @@ def checked_agent(thread: Thread, config: FleetConfig, supported: frozenset[str]
 def checkpoint_of(record: Record) -> Checkpoint:
     """Return what a host must remember of `record`."""
     return Checkpoint(record.epoch, record.turn, record.agent_session, record.consumed_at, record.consumed)
+
+
+def consumed(record: Record) -> Record:
+    """Return `record` with the items that its turn was given counted as consumed."""
+    return replace(
+        record,
+        consumed_at=record.consumed_at if record.turn_newest is None else record.turn_newest,
+        consumed=(*record.consumed, *record.turn_items)[-CONSUMED_KEPT:],
+    )
 
 
 def _restored(record: Record, checkpoint: Checkpoint) -> Record:

@@ -16,18 +16,18 @@ from typing import Any, Protocol
 from redis.exceptions import RedisError
 
 from fleet import items, lifecycle
+from fleet.asker import Asker, ParkedError, parked_answer
 from fleet.context import Fleet
 from fleet.emitter import Emitter, LeaseLostError
 from fleet.environment import agent_environment
 from fleet.errors import ThreadFailedError
 from fleet.events import Agent, AgentDiedError, Ended, SessionStarted, TurnRequest, Usage
 from fleet.hostfiles import HostFiles
-from fleet.inbound import prompt_of, waiting
+from fleet.inbound import newest_time, prompt_of, waiting
 from fleet.leases import RENEWALS, Lease
-from fleet.prompts import Asker
 from fleet.record import INTERRUPTED, Record
 from fleet.refs import ThreadRef
-from fleet.start import checkpoint_of
+from fleet.start import checkpoint_of, consumed
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,9 @@ CONTINUE = "You were interrupted. Go on where you left off."
 UNFINISHED = frozenset({"lost", "superseded", "shutdown", INTERRUPTED})
 #: Pause in seconds before a turn whose model failed is resumed: the first, and the factor for each further one.
 RETRY_PAUSE_S, RETRY_FACTOR = 1.0, 3.0
+
+
+Json = dict[str, Any]
 
 
 class AgentRuntime(Protocol):
@@ -120,6 +123,9 @@ async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: as
         if stopped_by in ("shutdown", INTERRUPTED):
             await fleet.records.set_held(lease.record, lease.token, attempt=attempt.number - 1)
         return None if stopped_by in UNFINISHED else Outcome("stopped")
+    except ParkedError as error:
+        log.info("%s: %s", name, error)
+        return PARKED
     except ThreadFailedError as error:
         return Outcome("failed", error.detail, error.code)
     except LeaseLostError as error:
@@ -132,6 +138,10 @@ async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: as
     if attempt.number >= fleet.config.turns.attempts:
         return crashed(attempt.number)
     return None
+
+
+#: The turn gives its place back without a `turn_end`: a person's answer starts a new one in the same agent session.
+PARKED = Outcome("parked")
 
 
 def crashed(attempts: int) -> Outcome:
@@ -156,6 +166,9 @@ async def _count(fleet: Fleet, lease: Lease) -> None:
 
 
 async def _over(fleet: Fleet, lease: Lease, attempt: Attempt, outcome: Outcome) -> None:
+    if outcome is PARKED:
+        await _park(fleet, lease)
+        return
     stats = {**asdict(attempt.tokens), "duration_ms": await attempt.duration_ms()}
     await fleet.records.transition(
         lease.record,
@@ -170,6 +183,21 @@ async def _over(fleet: Fleet, lease: Lease, attempt: Attempt, outcome: Outcome) 
     )
 
 
+async def _park(fleet: Fleet, lease: Lease) -> None:
+    """Give the thread's place back: what the turn was given counts as consumed, the prompt stays open."""
+    record = consumed(await fleet.records.read(lease.record.ref))
+    checkpoint_of(record).write(HostFiles(fleet.environment.home, record.ref).checkpoint)
+    await fleet.records.transition(
+        lease.record,
+        "turn_parked",
+        token=lease.token,
+        release=True,
+        consumed_ids=record.turn_items,
+        consumed_at=record.consumed_at,
+        consumed=record.consumed,
+    )
+
+
 @dataclass(slots=True)
 class Attempt:
     """One attempt of a turn. `number` counts from 1; `said` and `tokens` are right at any moment."""
@@ -181,6 +209,7 @@ class Attempt:
     tokens: Usage = field(default_factory=Usage)
     _began_ms: int = 0
     _emitter: Emitter | None = None
+    _given: list[Json] = field(default_factory=list)
 
     @property
     def said(self) -> int:
@@ -224,11 +253,22 @@ class Attempt:
     async def _begin(self, record: Record) -> tuple[Record, str]:
         """Return the record with the turn's items fixed, and the prompt they make."""
         inbox = await waiting(self.fleet, record.ref)
-        given = [item for item in inbox if not record.turn_items or item["id"] in record.turn_items]
+        self._given = [item for item in inbox if not record.began_ms or item["id"] in record.turn_items]
         self._began_ms = record.began_ms or await self.fleet.store.now_ms()
-        begun = replace(record, turn_items=tuple(item["id"] for item in given), began_ms=self._began_ms)
-        await self._note(began_ms=self._began_ms, turn_items=begun.turn_items)
-        return begun, CONTINUE if record.prompted else prompt_of(given)
+        said = prompt_of(self._given)
+        await self._give()
+        answer = await parked_answer(self.fleet, record.ref, self._gave)
+        prompt = CONTINUE if record.prompted else "\n\n".join(text for text in (answer, said) if text)
+        return replace(record, began_ms=self._began_ms), prompt
+
+    async def _gave(self, item: Json) -> None:
+        """Count an item that answered a question among those that this turn was given."""
+        self._given.append(item)
+        await self._give()
+
+    async def _give(self) -> None:
+        ids = tuple(item["id"] for item in self._given)
+        await self._note(began_ms=self._began_ms, turn_items=ids, turn_newest=newest_time(self._given, None))
 
     async def _note(self, **changes: Any) -> None:
         if not await self.fleet.records.set_held(self.lease.record, self.lease.token, **changes):
@@ -253,7 +293,9 @@ class Attempt:
 
     async def _stream(self, emitter: Emitter, record: Record, prompt: str, files: HostFiles) -> tuple[Ended, Record]:
         agent = self.runtime.load(record.agent)
-        host = Asker(self.fleet, self.lease, emitter, record.settings["permissions"])
+        configured = self.fleet.config.agents[record.agent]
+        hold_s = 0.0 if configured.wait == "parked" else configured.hold_s
+        host = Asker(self.fleet, self.lease, emitter, record.settings["permissions"], hold_s, self._gave)
         async with aclosing(agent.turn(self._request(record, prompt, files), host)) as events:
             async for event in events:
                 match event:

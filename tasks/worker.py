@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from celery.signals import setup_logging, worker_process_init, worker_ready, worker_shutdown, worker_shutting_down
@@ -43,10 +44,12 @@ def _begin_pool_process(**_: Any) -> None:
     forget_loop()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1:  # it ended before the signal was asked for
+            os._exit(1)
 
 
 def _begin_heartbeat(sender: Any, **_: Any) -> None:
-    """Register the host, if this is the worker of its short work."""
+    """Register the host, if this is the worker of its short work. FLEET_READY_FILE appears once it takes tasks."""
     host = run(_this_host)
     if host_queue(host.name) in _queues(sender):
         loop().start(lambda fleet: _beat(fleet, host))
@@ -54,6 +57,8 @@ def _begin_heartbeat(sender: Any, **_: Any) -> None:
     if turns_queue(host.name) in _queues(sender):
         grace_s = run(_grace_s)
         worker_shutting_down.connect(lambda **_: _interrupt_after(grace_s, sender.controller), weak=False)
+    if ready_file := os.environ.get("FLEET_READY_FILE"):
+        Path(ready_file).touch()
 
 
 def _queues(consumer: Any) -> set[str]:

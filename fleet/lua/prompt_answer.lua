@@ -1,7 +1,6 @@
 -- Answer the open prompt of a thread with a person's item, once.
 --
--- KEYS  1 prompt   hash: id, kind, questions (JSON), state (open or answered), answer (JSON). Opened and closed by the
---                  turn under its lease; answered here
+-- KEYS  1 prompt   hash: see fleet/prompts.py
 --       2 seen     sorted set: item id -> Redis time in ms, see inbox_add.lua
 -- ARGV  1 item id
 --       2 item as JSON

@@ -35,6 +35,8 @@ Json = dict[str, Any]
 INTERVAL_MS = 300
 #: Life of a lease in the fleet under test in seconds.
 LEASE_S = 3.0
+#: Seconds for which an agent's process waits for an answer.
+HOLD_S = 2.0
 #: Seconds within which anything that a test waits for must have come; generous, for a machine of two busy cores.
 PATIENCE_S = 45
 
@@ -76,6 +78,11 @@ turns:
               header: Choice
               options: [{label: Red, description: ""}, {label: Blue, description: ""}]
       - text: "chose {answer}"
+  - match: "permission"
+    events:
+      - text: "may I?"
+      - tool: {name: Bash, input: {command: make deploy}, output: "deployed"}
+      - text: "went on"
   - match: "many"
     events: [{repeat: {times: 200, events: [{text: "line {i}"}]}}]
 """
@@ -112,8 +119,8 @@ class Person:
             self.say(alias, text)
         self.set_state(alias, "pending")
 
-    def say(self, alias: str, text: str) -> None:
-        item = {"content": [{"type": "text", "text": text}], "metadata": {}}
+    def say(self, alias: str, text: str, **metadata: Any) -> None:
+        item = {"content": [{"type": "text", "text": text}], "metadata": metadata}
         self._run(self._client.post_item(self._at, alias, item))
 
     def set_state(self, alias: str, state: Any) -> None:
@@ -287,7 +294,7 @@ def write_config(base: Path, platform: RunningPlatform, **more: Any) -> Path:
             "beta": {"work_folders": [str(base / "beta"), str(base / "alpha" / "inner")]},
             "gamma": {"work_folders": [str(base / "gamma")]},
         },
-        "agents": {"scripted": {"script": str(script), "permissions": "autonomous"}},
+        "agents": {"scripted": {"script": str(script), "permissions": "autonomous", "hold_s": HOLD_S}},
         "sections": [{"name": "demo", "session": session}],
     }
     file = base / "fleet.yaml"

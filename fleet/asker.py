@@ -1,0 +1,115 @@
+"""What a running turn offers its agent (`fleet.events.TurnHost`): the permission gate, and questions to a person."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from fleet import items
+from fleet.answers import approval, approval_question, in_words, read_answer
+from fleet.context import Fleet
+from fleet.emitter import Emitter
+from fleet.events import Answer, Decision, Permissions, PromptKind, Question, ToolCall
+from fleet.leases import WATCH_S, Lease
+from fleet.prompts import Prompt, new_prompt, subject_of
+from fleet.refs import ThreadRef
+
+#: Called with each item that answered a question.
+Gave = Callable[[items.Item], Awaitable[None]]
+
+
+class ParkedError(Exception):
+    """A question was held for long enough: the turn gives its place back, and the answer starts a new one."""
+
+
+class Asker:
+    """Asks for one turn, as the holder of its lease.
+
+    `hold_s`: seconds for which the agent's process waits for an answer. `gave` is told of each item that answered.
+    """
+
+    def __init__(
+        self, fleet: Fleet, lease: Lease, emitter: Emitter, permissions: Permissions, hold_s: float, gave: Gave
+    ) -> None:
+        self._fleet = fleet
+        self._ref = lease.record.ref
+        self._token = lease.token
+        self._emitter = emitter
+        self._permissions = permissions
+        self._hold_s = hold_s
+        self._gave = gave
+        self._one_at_a_time = asyncio.Lock()
+
+    async def permit(self, call: ToolCall) -> Decision:
+        """Decide whether a tool call may run: always when autonomous, else a person says so."""
+        if self._permissions == "autonomous":
+            return Decision(allow=True)
+        subject = subject_of(call)
+        if await self._fleet.prompts.spend_grant(self._ref, subject):
+            await self._emitter.emit(items.approval_granted(subject, "user"))
+            return Decision(allow=True)
+        brief = items.tool_call(call.invocation_id, call.name, call.input)["content"][0]["text"]
+        return approval(await self._ask("approval", (approval_question(brief),), subject))
+
+    async def ask(self, kind: PromptKind, questions: tuple[Question, ...]) -> Answer:
+        """Ask a person and wait for the answer.
+
+        Raises:
+            ParkedError: nobody has answered for as long as the agent's process may wait.
+        """
+        return await self._ask(kind, questions, "")
+
+    async def _ask(self, kind: PromptKind, questions: tuple[Question, ...], subject: str) -> Answer:
+        async with self._one_at_a_time:
+            prompt = await self._opened(kind, questions, subject)
+            item = await self._answered(prompt)
+            answer = read_answer(kind, questions, item)
+            await resolve_answered(self._fleet, self._ref, prompt, answer)
+            await self._gave(item)
+            await self._fleet.prompts.take(self._ref, self._token)
+            return answer
+
+    async def _opened(self, kind: PromptKind, questions: tuple[Question, ...], subject: str) -> Prompt:
+        """Return the prompt of this question: the one that an interrupted attempt left, or a new one."""
+        prompts = self._fleet.prompts
+        left = await prompts.read(self._ref)
+        if left is not None and left.asks(kind, questions) and left.taken != self._token:
+            return left
+        if left is not None and left.answer is None:
+            await prompts.cancel(self._ref, "superseded by a newer question")
+        prompt = new_prompt(kind, questions, subject)
+        await self._emitter.emit(items.pending_prompt(prompt.id, kind, questions, subject))
+        await prompts.open(self._ref, prompt)
+        return prompt
+
+    async def _answered(self, prompt: Prompt) -> items.Item:
+        """Wait for the item that answers `prompt`."""
+        deadline = time.monotonic() + self._hold_s
+        while True:
+            now = await self._fleet.prompts.read(self._ref)
+            if now is not None and now.id == prompt.id and now.answer is not None:
+                return now.answer
+            if time.monotonic() >= deadline and await self._fleet.prompts.park(self._ref, prompt):
+                raise ParkedError(f"a question of kind {prompt.kind} is parked")
+            await asyncio.sleep(WATCH_S)
+
+
+async def resolve_answered(fleet: Fleet, ref: ThreadRef, prompt: Prompt, answer: Answer) -> None:
+    """Say that a prompt was answered, before the answer counts as consumed."""
+    item = items.prompt_answered(prompt.id, prompt.kind, prompt.questions, answer)
+    if await fleet.prompts.resolve(ref, prompt, item):
+        await fleet.nudges.post_items(ref)
+
+
+async def parked_answer(fleet: Fleet, ref: ThreadRef, gave: Gave) -> str:
+    """Return what the agent is told of the answer to its parked prompt, and grant what was approved; "" without one."""
+    prompt = await fleet.prompts.read(ref)
+    if prompt is None or not prompt.parked or prompt.answer is None:
+        return ""
+    answer = read_answer(prompt.kind, prompt.questions, prompt.answer)
+    await resolve_answered(fleet, ref, prompt, answer)
+    await gave(prompt.answer)
+    if prompt.kind == "approval" and approval(answer).allow:
+        await fleet.prompts.grant(ref, prompt.subject)
+    return in_words(prompt.kind, prompt.questions, answer)
