@@ -9,6 +9,7 @@ from celery import Celery
 
 from fleet.config import FleetConfig, load_config, read_environment
 from fleet.errors import ConfigError, FleetError
+from fleet.local import effective_environment
 
 #: Queue of what any worker can do: poll, activate, ingest, post.
 FLEET_QUEUE = "fleet"
@@ -74,10 +75,11 @@ def make_app(config: FleetConfig, redis_url: str, host: str) -> Celery:
 
 
 def _app_of_environment() -> Celery:
-    config = load_config(None, os.environ)
+    environ = effective_environment(os.environ)
+    config = load_config(None, environ)
     if config.redis.url is None:
         raise ConfigError("config_invalid", "neither FLEET_REDIS_URL nor redis.url says where Redis is")
-    return make_app(config, config.redis.url, read_environment(os.environ).host)
+    return make_app(config, config.redis.url, read_environment(environ).host)
 
 
 try:

@@ -63,6 +63,11 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "key_refused": Entry("the platform does not accept the API key", "check the key and the platform's URL"),
     "credentials_exposed": Entry("the credentials file can be read by others", "chmod 600 it"),
+    "person_key_missing": Entry(
+        "there is no key of a person", "set FLEET_PERSON_API_KEY or FLEET_PERSON_API_KEY_FILE to speak as a person"
+    ),
+    "home_in_use": Entry("another fleet runs in this state folder", "end it, or set FLEET_HOME to another folder"),
+    "redis_failed": Entry("the embedded Redis does not start", "read the end of its log"),
     "redis_unreachable": Entry("Redis does not answer", "start it, or correct FLEET_REDIS_URL"),
     "redis_missing": Entry(
         "there is no redis-server to embed", "install Redis or the redis extra, or set FLEET_REDIS_URL"

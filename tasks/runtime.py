@@ -27,6 +27,7 @@ from fleet.config import load_config, read_environment
 from fleet.context import Fleet
 from fleet.credentials import api_key
 from fleet.errors import ConfigError, FleetError
+from fleet.local import effective_environment
 from fleet.platform.client import PlatformClient
 from fleet.platform.errors import PlatformError
 from fleet.record import Record
@@ -161,15 +162,16 @@ def open_fleet() -> Fleet:
     Raises:
         FleetError: the configuration or the key is not usable.
     """
-    config = load_config(None, os.environ)
-    environment = read_environment(os.environ)
+    environ = effective_environment(os.environ)
+    config = load_config(None, environ)
+    environment = read_environment(environ)
     if config.redis.url is None:
         raise ConfigError("config_invalid", "neither FLEET_REDIS_URL nor redis.url says where Redis is")
     return Fleet(
         config,
         environment,
         Store(config.redis.url, config.redis.namespace),
-        PlatformClient(config.platform.url, api_key(os.environ, Path.home())),
+        PlatformClient(config.platform.url, api_key(environ, Path.home())),
         CeleryNudges(),
         frozenset(config.agents) & frozenset(ADAPTERS),
     )

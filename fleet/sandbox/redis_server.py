@@ -156,7 +156,7 @@ def start_redis(data_dir: Path, port: int = 0) -> RunningRedis:
     The server ends with the calling thread, so call this from a thread that lives as long as the server shall.
 
     Raises:
-        FleetError: `redis_missing`; `argument_invalid` when another server uses the folder; `redis_unreachable` when
+        FleetError: `redis_missing`; `argument_invalid` when another server uses the folder; `redis_failed` when
             the server does not come up (a taken port, a damaged append-only file), with the last lines of its log.
     """
     attempts = 1 if port else PORT_ATTEMPTS
@@ -209,7 +209,7 @@ def _start(prepared: PreparedRedis, log: Path) -> RunningRedis:
     password = prepared.url.split("@")[0].rpartition(":")[2]
     lines = tail(log, begin).replace(password, "…")
     raise FleetError(
-        "redis_unreachable", f"the embedded Redis on port {prepared.port} {what}; its log {log} ends with:\n{lines}\n"
+        "redis_failed", f"the embedded Redis on port {prepared.port} {what}; its log {log} ends with:\n{lines}\n"
     )
 
 

@@ -324,11 +324,8 @@ def fleet_under_test(base: Path, redis: RunningRedis, **more: Any) -> Iterator[F
         }
         person, worker = Person(platform, platform.person_key), Person(platform, platform.worker_key)
         fleet = FleetUnderTest(base, config, environ, platform, person, worker)
-        children = [
-            machine.beat_child(environ, home),
-            *fleet.host_children("alpha"),
-            *fleet.host_children("beta"),
-        ]
+        hosts = [fleet.host_children("alpha"), fleet.host_children("beta")]
+        children = [[machine.beat_child(environ, home), *(child for host in hosts for child in host)]]
         try:
             with Supervisor(children, home / "logs"):
                 yield fleet

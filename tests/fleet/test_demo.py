@@ -10,8 +10,6 @@ import pytest
 
 from tests.fleet.programs import Program
 
-pytest.importorskip("claude_agent_sdk", reason="the claude extra is not installed")
-
 ALPHA, BETA = "alpha claude_code │ ", "beta  scripted    │ "
 
 
@@ -28,6 +26,7 @@ def in_order(expected: list[str], lines: list[str]) -> bool:
 @pytest.fixture(scope="module")
 def played(no_process_left, tmp_path_factory) -> Program:
     """The demo, played to its end."""
+    pytest.importorskip("claude_agent_sdk", reason="the claude extra is not installed")
     program = Program(tmp_path_factory.mktemp("demo"))
     program.environ["TMPDIR"] = str(program.folder / "tmp")
     (program.folder / "tmp").mkdir()
@@ -39,42 +38,44 @@ def played(no_process_left, tmp_path_factory) -> Program:
     return program
 
 
-@pytest.mark.xdist_group("demo")
-class TestDemo:
-    def test_it_ends_by_itself_with_status_0_and_leaves_no_process_and_no_file(self, played):
-        assert played.status() == 0, played.said()
-        assert played.processes() == []
-        assert list((played.folder / "tmp").iterdir()) == []
+def test_it_ends_by_itself_with_status_0_and_leaves_no_process_and_no_file(played):
+    assert played.status() == 0, played.said()
+    assert played.processes() == []
+    assert list((played.folder / "tmp").iterdir()) == []
 
-    def test_claude_code_repairs_the_project_on_alpha_with_its_real_tools(self, played):
-        transcript = said_by(ALPHA, played.said())
-        expected = ["▸ ", "[thinking] ", "Bash → python3 -m unittest", "→ error Exit code 1", "Read → ", "Edit → "]
-        expected += ["Bash → python3 -m unittest", "→ Ran 3 tests", "Write → ", "Repaired: "]
-        assert in_order(expected, transcript), played.said()
 
-    def test_the_scripted_agent_works_on_beta(self, played):
-        expected = ["▸ ", "[thinking] ", "Bash → git log", "→ Listen on IPv6 too (2 lines)", "Edit → "]
-        assert in_order(expected, said_by(BETA, played.said())), played.said()
+def test_claude_code_repairs_the_project_on_alpha_with_its_real_tools(played):
+    transcript = said_by(ALPHA, played.said())
+    expected = ["▸ ", "[thinking] ", "Bash → python3 -m unittest", "→ error Exit code 1", "Read → ", "Edit → "]
+    expected += ["Bash → python3 -m unittest", "→ Ran 3 tests", "Write → ", "Repaired: "]
+    assert in_order(expected, transcript), played.said()
 
-    @pytest.mark.parametrize(
-        ("prefix", "artifact"),
-        [(ALPHA, "demo/durations/artifacts/report.md"), (BETA, "demo/changelog/artifacts/announcement.md")],
-    )
-    def test_each_transcript_ends_with_its_artifacts_and_its_complete_turn(self, played, prefix, artifact):
-        transcript = said_by(prefix, played.said())
-        assert transcript[-4:-1] == ["Published 1 artifact(s), skipped 0", f"  {artifact}", "Turn complete"]
-        assert re.match(r"  \d+ tokens in \(\d+ cached\), \d+ out, ", transcript[-1])
 
-    def test_the_end_names_hosts_artifacts_and_changes(self, played):
-        ending = played.said().partition("demo/durations ran on alpha")[2]
-        for part in (
-            "artifact demo/durations/artifacts/report.md",
-            "durations.py | 7",
-            "demo/changelog ran on beta",
-            "artifact demo/changelog/artifacts/announcement.md",
-            "CHANGELOG.md | 5",
-        ):
-            assert part in ending, played.said()
+def test_the_scripted_agent_works_on_beta(played):
+    expected = ["▸ ", "[thinking] ", "Bash → git log", "→ Listen on IPv6 too (2 lines)", "Edit → "]
+    assert in_order(expected, said_by(BETA, played.said())), played.said()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "artifact"),
+    [(ALPHA, "demo/durations/artifacts/report.md"), (BETA, "demo/changelog/artifacts/announcement.md")],
+)
+def test_each_transcript_ends_with_its_artifacts_and_its_complete_turn(played, prefix, artifact):
+    transcript = said_by(prefix, played.said())
+    assert transcript[-4:-1] == ["Published 1 artifact(s), skipped 0", f"  {artifact}", "Turn complete"]
+    assert re.match(r"  \d+ tokens in \(\d+ cached\), \d+ out, ", transcript[-1])
+
+
+def test_the_end_names_hosts_artifacts_and_changes(played):
+    ending = played.said().partition("demo/durations ran on alpha")[2]
+    for part in (
+        "artifact demo/durations/artifacts/report.md",
+        "durations.py | 7",
+        "demo/changelog ran on beta",
+        "artifact demo/changelog/artifacts/announcement.md",
+        "CHANGELOG.md | 5",
+    ):
+        assert part in ending, played.said()
 
 
 def test_without_the_sdk_both_threads_are_scripted_and_it_says_so(tmp_path):
@@ -97,7 +98,7 @@ def test_without_the_sdk_both_threads_are_scripted_and_it_says_so(tmp_path):
 
 def test_a_demo_that_cannot_play_says_why_and_fails(tmp_path):
     program = Program(tmp_path)
-    program.environ["PATH"] = str(tmp_path)
+    program.environ |= {"PATH": str(tmp_path), "TMPDIR": str(tmp_path)}
     program.start("demo")
     assert program.status() == 1
     assert "git is not on PATH" in program.said()

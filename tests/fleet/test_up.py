@@ -13,9 +13,6 @@ import yaml
 from tests.fleet.programs import PATIENCE_S, Program
 from tests.support import wait_until
 
-# One fleet serves most tests here.
-pytestmark = pytest.mark.xdist_group("up")
-
 SCRIPT = {
     "turns": [
         {
@@ -49,7 +46,7 @@ def up(no_process_left, tmp_path_factory) -> Iterator[Program]:
     make(program, "alpha", "beta")
     program.start("up")
     try:
-        program.wait_said("The fleet is up.")
+        program.wait_said("fleet.activate")  # in the last line of what it says
         yield program
     finally:
         program.end()

@@ -1,0 +1,45 @@
+"""What several commands share: the option `--config`, and the environment that follows from it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fleet.config import FleetConfig
+
+config_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="The configuration; default: FLEET_CONFIG, else fleet.yaml.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
+def found_config(config_file: Path | None) -> tuple[FleetConfig, dict[str, str]]:
+    """Return the configuration in force, and the environment in which the rest is found.
+
+    Raises:
+        ConfigError: `config_*`.
+    """
+    from fleet.config import load_config
+    from fleet.local import effective_environment
+
+    environ = dict(os.environ)
+    if config_file:
+        environ["FLEET_CONFIG"] = str(config_file)
+    environ = effective_environment(environ)
+    return load_config(None, environ), environ
+
+
+def make_console() -> Console:
+    """Return a console on stdout. NO_COLOR is heeded by rich itself."""
+    from rich.console import Console
+
+    return Console()
