@@ -111,7 +111,7 @@ def create(outbox: Outbox) -> None:
     """
     try:
         with (
-            _folder(outbox, create=True) as folder,
+            opened_folder(outbox, create=True) as folder,
             suppress(FileExistsError),
             _opened(GITIGNORE, _CREATE_FILE, folder) as file,
         ):
@@ -140,7 +140,7 @@ def read(outbox: Outbox, path: str, max_bytes: int) -> bytes:
     """
     *folders, name = path.split("/")
     try:
-        with _folder(outbox, tuple(folders)) as folder, _opened(name, _READ_FILE, folder) as file:
+        with opened_folder(outbox, tuple(folders)) as folder, _opened(name, _READ_FILE, folder) as file:
             status = os.fstat(file)
             if not _has_one_name(status):
                 raise UnreadableError("unreadable")
@@ -188,7 +188,7 @@ class _Walk:
 
     def _visit(self, parts: tuple[str, ...]) -> None:
         try:
-            with _folder(self._outbox, parts) as folder, os.scandir(folder) as entries:
+            with opened_folder(self._outbox, parts) as folder, os.scandir(folder) as entries:
                 for entry in entries:
                     self._count_entry()
                     self._take(parts, entry)
@@ -247,7 +247,7 @@ def _opened(name: str, flags: int, folder: int) -> Iterator[int]:
 
 
 @contextmanager
-def _folder(outbox: Outbox, below: tuple[str, ...] = (), *, create: bool = False) -> Iterator[int]:
+def opened_folder(outbox: Outbox, below: tuple[str, ...] = (), *, create: bool = False) -> Iterator[int]:
     """Open the outbox, or a folder below it, one component after the other."""
     folder = os.open(outbox.base, _READ_FOLDER)
     try:

@@ -44,13 +44,21 @@ class Emitter:
         """Close the log, asking the disk to keep it."""
         self._log.close()
 
-    async def recover(self) -> None:
-        """Go on behind what earlier attempts of this turn have said, and append what the journal lacks of it."""
-        self.said = max((entry["n"] for entry in self._logged()), default=0)
-        await self._send_again(0)
+    async def recover(self) -> set[str]:
+        """Go on behind what earlier attempts of this turn have said, and append what the journal lacks of it.
 
-    async def emit(self, item: Json | None) -> None:
-        """Say one item. None says nothing.
+        Returns:
+            The `uid`s of the agent's events that were said.
+        """
+        uids = set()
+        for entry in self._logged():
+            self.said = max(self.said, entry["n"])
+            uids.add(entry["uid"])
+        await self._send_again(0)
+        return uids
+
+    async def emit(self, item: Json | None, uid: str | None = None) -> None:
+        """Say one item. None says nothing. `uid` is the event's id in the agent's own transcript.
 
         Raises:
             LeaseLostError: somebody else holds the turn by now.
@@ -63,7 +71,9 @@ class Emitter:
         n = self.said + 1
         whole = stamped(item, post_id(record.ref, record.epoch, record.turn, n))
         text = json.dumps(whole)
-        self._log.write(f'{{"epoch": {record.epoch}, "turn": {record.turn}, "n": {n}, "item": {text}}}')
+        self._log.write(
+            f'{{"epoch": {record.epoch}, "turn": {record.turn}, "n": {n}, "uid": {json.dumps(uid)}, "item": {text}}}'
+        )
         self.said = n
         await self._append([await self._numbered(n, whole, text)])
 

@@ -97,7 +97,9 @@ class Ended:
     transient: bool = False
 
 
-AgentEvent = Text | Injected | Thinking | ToolCall | ToolResult | Status | SessionStarted | Usage | Ended
+#: What becomes an item.
+SaidEvent = Text | Injected | Thinking | ToolCall | ToolResult | Status
+AgentEvent = SaidEvent | SessionStarted | Usage | Ended
 
 
 class AgentDiedError(Exception):
@@ -150,12 +152,25 @@ class TurnHost(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An image that a person attached, for a model that sees: a PNG, JPEG, GIF or WebP, by its content.
+
+    `data` is what was looked at; what is under `path` in the work folder may be something else by now.
+    """
+
+    path: Path
+    content_type: str
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRequest:
     """All that an adapter needs to run one turn.
 
     `state_dir` is a private folder of this thread on this host, where an adapter may keep what outlives the turn.
     `process_file` is where the running agent's process is recorded, so that a later attempt finds and ends it.
     `env` is the whole environment of the agent, already built from the allow-list.
+    `images` belong to the prompt, which names their paths too: an adapter may hand them over or leave them out.
     """
 
     work_folder: Path
@@ -170,6 +185,7 @@ class TurnRequest:
     model: str = ""
     effort: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    images: tuple[Image, ...] = ()
 
 
 class Agent(Protocol):

@@ -7,11 +7,13 @@ inbox until a turn that was given them ends.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fleet import lifecycle
+from fleet.attachments import Place
 from fleet.context import Fleet
+from fleet.items import clean
 from fleet.platform.client import SessionRef, Timestamp
 from fleet.platform.errors import RefusedError
 from fleet.platform.paging import overlapped
@@ -110,14 +112,19 @@ def _order(item: Json) -> tuple[float, str, str]:
     return (0, str(created), item["id"])
 
 
-def prompt_of(items: Iterable[Json]) -> str:
-    """Coalesce items into one prompt: in order, blank-line separated (protocol §3.3)."""
-    return "\n\n".join(text for item in items if (text := _text_of(item.get("content"))))
+def prompt_of(items: Iterable[Json], attached: Mapping[Place, str]) -> str:
+    """Coalesce items into one prompt: in order, blank-line separated (protocol §3.3).
+
+    `attached` is what the prompt says where a `file` block stands.
+    """
+    return clean("\n\n".join(text for item in items for text in _texts(item, attached)))
 
 
-def _text_of(content: object) -> str:
-    blocks = content if isinstance(content, list) else []
-    return "\n\n".join(text for block in blocks if isinstance(block, dict) and (text := _block_text(block)))
+def _texts(item: Json, attached: Mapping[Place, str]) -> Iterator[str]:
+    content = item.get("content")
+    for index, block in enumerate(content if isinstance(content, list) else []):
+        if isinstance(block, dict) and (text := attached.get((item["id"], index)) or _block_text(block)):
+            yield text
 
 
 def _block_text(block: Json) -> str:
@@ -129,5 +136,6 @@ def _block_text(block: Json) -> str:
 
 def newest_time(items: Iterable[Json], before: Timestamp | None) -> Timestamp | None:
     """Return the latest `created_at` of items in the platform's own order, `before` when there is none."""
-    latest = max(items, key=_order, default=None)
-    return latest.get("created_at") if latest else before
+    times = [item.get("created_at") for item in items]
+    known = [time for time in (before, *times) if time is not None]
+    return max(known, key=lambda time: _order({"created_at": time, "id": ""}), default=None)

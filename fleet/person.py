@@ -120,9 +120,7 @@ class Desk:
             is_worker = not self.is_person or (owner and owner == (await self.platform.me()).get("id"))
         if is_worker:
             raise FleetError(
-                "argument_invalid",
-                "the key is the worker's own, whose messages no agent gets: "
-                "set FLEET_PERSON_API_KEY or FLEET_PERSON_API_KEY_FILE to the key of another user",
+                "person_key_missing", "the key is the worker's own, whose messages are echoes that no agent gets"
             )
 
 

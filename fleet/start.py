@@ -80,7 +80,8 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
         token=lease.token,
         release=True,
         work_folder=str(folder),
-        settings=asdict(agent) | {"artifacts": _outbox(ref, thread, folder)},
+        settings=asdict(agent)
+        | {"artifacts": _outbox(ref, thread, folder), "inbox": thread.inbox or fleet.config.attachments.inbox},
         turn=record.turn,
         agent_session=record.agent_session,
         consumed_at=record.consumed_at,

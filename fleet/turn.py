@@ -15,16 +15,17 @@ from typing import Any, Protocol
 
 from redis.exceptions import RedisError
 
-from fleet import items, lifecycle
+from fleet import attachments, items, lifecycle
 from fleet.asker import Asker, ParkedError, parked_answer
 from fleet.context import Fleet
 from fleet.emitter import Emitter, LeaseLostError
 from fleet.environment import agent_environment
 from fleet.errors import ThreadFailedError
-from fleet.events import Agent, AgentDiedError, Ended, SessionStarted, TurnRequest, Usage
+from fleet.events import Agent, AgentDiedError, Ended, Image, SaidEvent, SessionStarted, TurnRequest, Usage
 from fleet.hostfiles import HostFiles
 from fleet.inbound import newest_time, prompt_of, waiting
 from fleet.leases import RENEWALS, Lease
+from fleet.platform.client import SessionRef, Timestamp
 from fleet.record import INTERRUPTED, Record
 from fleet.refs import ThreadRef
 from fleet.start import checkpoint_of, consumed
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: What a resumed agent is told when it had taken the prompt before it was interrupted.
 CONTINUE = "You were interrupted. Go on where you left off."
+#: The token of the status that names the attachments which could not be fetched (protocol §4).
+UNAVAILABLE = "attachment_unavailable"
 #: Why an attempt is ended although its turn has not ended.
 UNFINISHED = frozenset({"lost", "superseded", "shutdown", INTERRUPTED})
 #: Pause in seconds before a turn whose model failed is resumed: the first, and the factor for each further one.
@@ -73,12 +76,13 @@ async def run_turn(
     record = await fleet.records.read(ref)
     if (record.epoch, record.turn, record.step, record.host) != (epoch, turn, "run", fleet.host):
         return
-    if await fleet.at(ref.session) is None or not await _counted(fleet, record):
+    at = await fleet.at(ref.session)
+    if at is None or not await _counted(fleet, record):
         return
     lease = await fleet.leases.take(record)
     if lease is None:
         return
-    attempt = Attempt(fleet, runtime, lease)
+    attempt = Attempt(fleet, runtime, lease, at)
     try:
         outcome = await _supervised(fleet, lease, attempt, shutdown)
         if outcome is not None:
@@ -205,11 +209,15 @@ class Attempt:
     fleet: Fleet
     runtime: AgentRuntime
     lease: Lease
+    at: SessionRef
     number: int = 0
     tokens: Usage = field(default_factory=Usage)
     _began_ms: int = 0
     _emitter: Emitter | None = None
     _given: list[Json] = field(default_factory=list)
+    _ids: tuple[str, ...] = ()
+    _newest: Timestamp | None = None
+    _images: tuple[Image, ...] = ()
 
     @property
     def said(self) -> int:
@@ -231,44 +239,61 @@ class Attempt:
         record = await self.fleet.records.read(self.lease.record.ref)
         self.number = record.attempt
         files = HostFiles(self.fleet.environment.home, record.ref)
-        left = self.runtime.end_leftovers(files.process)
+        left = await asyncio.to_thread(self.runtime.end_leftovers, files.process)
         if left:
             log.warning("%s: ended %d processes that a crash had left", record.ref, left)
         self._emitter = emitter = Emitter(self.fleet, self.lease)
         try:
             if record.began_ms:
-                await self._recover(emitter)
+                await self._recover(emitter, record, files)
             if self.number > self.fleet.config.turns.attempts:
                 return crashed(self.number - 1)
-            record, prompt = await self._begin(record)
+            record, prompt = await self._begin(emitter, record, files)
             return await self._with_retries(emitter, record, prompt, files)
         finally:
             emitter.close()
 
-    async def _recover(self, emitter: Emitter) -> None:
-        await emitter.recover()
+    async def _recover(self, emitter: Emitter, record: Record, files: HostFiles) -> None:
+        """Say what earlier attempts left unsaid: from the log, then from the agent's own transcript."""
+        said = await emitter.recover()
+        if record.prompted:
+            recorded = self.runtime.load(record.agent).recorded
+            for event in await asyncio.to_thread(recorded, self._request(record, "", files)):
+                if isinstance(event, SaidEvent) and event.uid is not None and event.uid not in said:
+                    await emitter.emit(items.from_event(event), event.uid)
         detail = f"Turn {self.lease.record.turn} was interrupted and goes on (attempt {self.number})."
         await emitter.emit(items.status("recovering", detail))
 
-    async def _begin(self, record: Record) -> tuple[Record, str]:
+    async def _begin(self, emitter: Emitter, record: Record, files: HostFiles) -> tuple[Record, str]:
         """Return the record with the turn's items fixed, and the prompt they make."""
         inbox = await waiting(self.fleet, record.ref)
         self._given = [item for item in inbox if not record.began_ms or item["id"] in record.turn_items]
         self._began_ms = record.began_ms or await self.fleet.store.now_ms()
-        said = prompt_of(self._given)
+        self._newest = newest_time(self._given, record.turn_newest)
+        self._ids = tuple(dict.fromkeys((*record.turn_items, *(item["id"] for item in self._given))))
         await self._give()
+        said = "" if record.prompted else await self._said_by_persons(emitter, record, files)
         answer = await parked_answer(self.fleet, record.ref, self._gave)
         prompt = CONTINUE if record.prompted else "\n\n".join(text for text in (answer, said) if text)
         return replace(record, began_ms=self._began_ms), prompt
 
+    async def _said_by_persons(self, emitter: Emitter, record: Record, files: HostFiles) -> str:
+        """Return what the turn's items say, once their attachments are in the work folder."""
+        inbox = record.settings["inbox"]
+        fetched = await attachments.fetch(self.fleet.platform, self.at, Path(record.work_folder), inbox, self._given)
+        self._images = fetched.images
+        if fetched.unavailable and not _was_said(files, record, UNAVAILABLE):
+            await emitter.emit(items.status(UNAVAILABLE, "; ".join(fetched.unavailable)))
+        return prompt_of(self._given, fetched.words)
+
     async def _gave(self, item: Json) -> None:
         """Count an item that answered a question among those that this turn was given."""
-        self._given.append(item)
+        self._newest = newest_time([item], self._newest)
+        self._ids = (*self._ids, item["id"])
         await self._give()
 
     async def _give(self) -> None:
-        ids = tuple(item["id"] for item in self._given)
-        await self._note(began_ms=self._began_ms, turn_items=ids, turn_newest=newest_time(self._given, None))
+        await self._note(began_ms=self._began_ms, turn_items=self._ids, turn_newest=self._newest)
 
     async def _note(self, **changes: Any) -> None:
         if not await self.fleet.records.set_held(self.lease.record, self.lease.token, **changes):
@@ -308,7 +333,7 @@ class Attempt:
                         await self._note(agent_session=session_id, prompted=True)
                         checkpoint_of(record).write(files.checkpoint)
                     case _:
-                        await emitter.emit(items.from_event(event))
+                        await emitter.emit(items.from_event(event), event.uid)
         raise AgentDiedError("the agent said nothing of how its turn ended")
 
     def _request(self, record: Record, prompt: str, files: HostFiles) -> TurnRequest:
@@ -327,7 +352,14 @@ class Attempt:
             model=settings["model"],
             effort=settings["effort"],
             options={"script": str(configured.script)} if configured.script else {},
+            images=() if record.prompted else self._images,
         )
+
+
+def _was_said(files: HostFiles, record: Record, status: str) -> bool:
+    """Tell whether an earlier attempt of the turn has posted a `status` item with this token."""
+    said = files.said(record.epoch, record.turn)
+    return any(entry["item"]["metadata"].get("status") == status for entry in said)
 
 
 def _sum(total: Usage, more: Usage) -> Usage:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,8 @@ PAGE_ROWS = 1000
 TIMEOUT_S = 30.0
 #: Seconds to wait for a connection.
 CONNECT_TIMEOUT_S = 5.0
+#: Bytes of a file that is downloaded: the platform's 4 MiB (protocol §1), and room for one that counts otherwise.
+FILE_MAX_BYTES = 4 * 1024 * 1024 + 64 * 1024
 #: Characters of a platform's own message that are kept in an error.
 MESSAGE_CHARS = 300
 
@@ -108,6 +111,30 @@ class PlatformClient:
         path = f"/revisions/{quote(at.revision_id, safe='')}/data/command"
         await self._send("POST", path, content=data, headers=headers)
 
+    async def download_file(self, at: SessionRef, alias: str) -> tuple[bytes, Json]:
+        """Return a session file's bytes, and its `name`, `content_type` and `size` (current platform).
+
+        Raises:
+            RefusedError: `not_found`; `file_too_large`: it has more than `FILE_MAX_BYTES`, the rest was not read.
+        """
+        body = {"command": "download_session_file", "session_id": at.session_id, "alias": alias}
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/octet-stream",
+            "Accept-Encoding": "identity",  # a small answer must not unpack to a large one
+        }
+        path = f"/revisions/{quote(at.revision_id, safe='')}/data/query"
+        with self._transport_errors():
+            async with self._http.stream("POST", path, content=json.dumps(body).encode(), headers=headers) as response:
+                content = await _bounded_content(response)
+        envelope = response.headers.get("X-Response-Body")
+        answer = _answer(httpx.Response(response.status_code, content=content if envelope is None else envelope))
+        if envelope is None or response.headers.get("Content-Encoding", "identity") != "identity":
+            raise PlatformError("the platform answered a download with something else than its bytes")
+        value = _mapping(answer, "object").get("value")
+        described = value.get("file") if isinstance(value, dict) else None
+        return content, described if isinstance(described, dict) else {}
+
     async def download_object(self, at: SessionRef, alias: str) -> Json:
         """Return an object: `alias`, `value`, `created_at`, `user_id`.
 
@@ -188,13 +215,32 @@ class PlatformClient:
         return _mapping(await self._send("GET", path), field)
 
     async def _send(self, method: str, path: str, **options: Any) -> Json:
-        try:
+        with self._transport_errors():
             response = await self._http.request(method, path, **options)
+        return _answer(response)
+
+    @contextmanager
+    def _transport_errors(self) -> Iterator[None]:
+        try:
+            yield
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise NotExecutedError(f"{self.url} can't be reached: {error or type(error).__name__}") from error
         except httpx.HTTPError as error:
             raise OutcomeUnknownError(f"{self.url} gave no answer: {error or type(error).__name__}") from error
-        return _answer(response)
+
+
+async def _bounded_content(response: httpx.Response) -> bytes:
+    """Return the content of a file's answer.
+
+    Raises:
+        RefusedError: `file_too_large`.
+    """
+    content = bytearray()
+    async for chunk in response.aiter_raw():
+        content += chunk
+        if len(content) > FILE_MAX_BYTES:
+            raise RefusedError("file_too_large", f"the file has more than {FILE_MAX_BYTES} bytes")
+    return bytes(content)
 
 
 def _answer(response: httpx.Response) -> Json:

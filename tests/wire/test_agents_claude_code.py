@@ -1,6 +1,7 @@
 """Claude Code's real CLI, with a stand-in for the model."""
 
 import asyncio
+import base64
 import json
 import os
 import shutil
@@ -18,8 +19,12 @@ import yaml
 from fleet.events import (
     AgentDiedError,
     AgentEvent,
+    Answer,
     Decision,
     Ended,
+    Image,
+    PromptCancelledError,
+    Question,
     SessionStarted,
     Status,
     Text,
@@ -37,6 +42,22 @@ from agents.claude_code import ClaudeCode
 
 SECRET = "s3cr3t-of-the-worker"
 DIED = "died"
+
+
+#: A PNG of one grey pixel, in base64.
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
+
+QUESTIONS = {
+    "questions": [
+        {
+            "question": "Which colors?",
+            "header": "Color",
+            "options": [{"label": "red", "description": "warm"}, {"label": "blue"}],
+            "multiSelect": True,
+        },
+        {"question": "Why?"},
+    ]
+}
 
 
 def bash(command: str) -> dict:
@@ -66,6 +87,7 @@ def script(work: Path) -> dict:
                 "match": "READ",
                 "rounds": [[{"tool_use": {"name": "Read", "input": {"file_path": file}}}, bash("touch no")], []],
             },
+            {"match": "ASK", "rounds": [[{"tool_use": {"name": "mcp__fleet__ask_user", "input": QUESTIONS}}], []]},
             {"match": "HANG", "rounds": [[bash("setsid sleep 61 & sleep 61")]]},
         ]
     }
@@ -77,6 +99,8 @@ class Host:
     def __init__(self, *, broken: bool = False) -> None:
         self.broken = broken
         self.permitted: list[ToolCall] = []
+        self.answer: Answer | None = None
+        self.asked: list[tuple[str, tuple[Question, ...]]] = []
 
     async def permit(self, call: ToolCall) -> Decision:
         self.permitted.append(call)
@@ -84,8 +108,11 @@ class Host:
             raise RuntimeError("no decision")
         return Decision("touch no" not in str(call.input), "not this one")
 
-    async def ask(self, kind, questions):
-        raise AssertionError("nothing is asked here")
+    async def ask(self, kind: str, questions: tuple[Question, ...]) -> Answer:
+        self.asked.append((kind, questions))
+        if self.answer is None:
+            raise PromptCancelledError
+        return self.answer
 
 
 class Desk:
@@ -100,7 +127,7 @@ class Desk:
         (self.work / "a.txt").write_text("one\n")
         self.url = url
 
-    def request(self, prompt: str, permissions="autonomous", session_id=None, executable="") -> TurnRequest:
+    def request(self, prompt: str, permissions="autonomous", session_id=None, executable="", images=()) -> TurnRequest:
         env = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.home),
@@ -124,6 +151,7 @@ class Desk:
             process_file=self.folder / "state" / "process.json",
             env=env,
             executable=executable,
+            images=images,
         )
 
     def play(
@@ -216,6 +244,19 @@ def test_a_turn_runs_real_tools_and_the_next_one_resumes_its_session(desk: Desk)
     assert [event.text for event in of(Text, second)] == ["Still here."]
 
 
+def test_an_image_stands_beside_the_prompt_in_the_conversation(desk: Desk):
+    image = Image(desk.work / "pixel.png", "image/png", base64.b64decode(PIXEL))
+    events = desk.play("AGAIN, look", images=(image,))
+    assert [type(event) for event in events] == [SessionStarted, Text, Usage, Ended]
+    session_id = events[0].session_id
+    (transcript,) = desk.home.glob(f".claude/projects/*/{session_id}.jsonl")
+    messages = [json.loads(line).get("message") for line in transcript.read_text().splitlines()]
+    prompt = next(message["content"] for message in messages if message and message["role"] == "user")
+    source = {"type": "base64", "media_type": "image/png", "data": PIXEL}
+    assert prompt == [{"type": "text", "text": "AGAIN, look"}, {"type": "image", "source": source}]
+    assert ClaudeCode().recorded(desk.request("", session_id=session_id)) == [events[1]]
+
+
 def test_a_refused_key_is_not_transient(desk: Desk):
     events = desk.play("UNAUTHORIZED")
     assert not of(Text, events)
@@ -256,6 +297,25 @@ def test_guarded_asks_about_every_call_and_a_failing_decision_blocks(desk: Desk,
     assert [call.name for call in host.permitted][:2] == ["Read", "Bash"]
     assert [result.is_error for result in of(ToolResult, events)] == [broken, True]
     assert not (desk.work / "no").exists()
+
+
+@pytest.mark.parametrize("permissions", ["autonomous", "approval", "guarded"])
+def test_a_question_is_asked_without_permission_and_its_answer_reaches_the_agent(desk: Desk, permissions: str):
+    host = Host()
+    host.answer = Answer((("red", "blue"), ("they shine",)))
+    events = desk.play("ASK", host=host, permissions=permissions)
+    colors = Question("Which colors?", "Color", (("red", "warm"), ("blue", "")), multi_select=True)
+    assert host.asked == [("ask_user_question", (colors, Question("Why?")))]
+    assert host.permitted == []
+    (result,) = of(ToolResult, events)
+    assert not result.is_error
+    assert result.output == "Which colors?\nAnswer: red, blue\n\nWhy?\nAnswer: they shine"
+
+
+def test_a_question_that_nobody_answers_is_an_error_of_the_tool(desk: Desk):
+    (result,) = of(ToolResult, desk.play("ASK", permissions="approval"))
+    assert result.is_error
+    assert "Nobody will answer" in result.output
 
 
 def test_a_killed_cli_is_a_death_and_its_commands_die_with_it(desk: Desk):

@@ -155,7 +155,7 @@ def test_a_persons_key_of_the_workers_own_user_is_refused_where_the_section_has_
     asyncio.run(attach())
     thread("send", alias, "heard")
     monkeypatch.setenv("FLEET_PERSON_API_KEY", thread.platform.worker_key)
-    assert "[argument_invalid]" in thread("send", alias, "not heard", status=2)
+    assert "[person_key_missing]" in thread("send", alias, "not heard", status=2)
 
 
 def test_what_is_no_thread_is_not_listed_and_not_spoken_to(thread, alias):
