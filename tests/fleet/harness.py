@@ -83,6 +83,9 @@ turns:
       - text: "may I?"
       - tool: {name: Bash, input: {command: make deploy}, output: "deployed"}
       - text: "went on"
+  - match: "step by step"
+    events:
+      - repeat: {times: 40, events: [{text: "step {i}"}, {sleep: 0.1}]}
   - match: "many"
     events: [{repeat: {times: 200, events: [{text: "line {i}"}]}}]
 """
