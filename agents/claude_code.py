@@ -7,11 +7,14 @@ Permissions: `autonomous` bypasses the CLI's own checks. `approval` keeps them, 
 about goes to the fleet. `guarded` asks the fleet about every call, by a hook that blocks when it fails. With either of
 these the settings, hooks and MCP servers in the work folder are not read, only its CLAUDE.md: whoever may write there
 could allow calls with them, or run commands.
+
+Questions to a person go through `ask_user` (`agents.claude_ask`), which needs no permission.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import re
 from collections import deque
@@ -40,8 +43,9 @@ from claude_agent_sdk import (
 )
 from claude_agent_sdk.types import HookContext, HookInput, HookJSONOutput, PreToolUseHookInput
 
-from agents import process
+from agents import claude_ask, process
 from agents.claude_messages import ended_by, events_in, recorded_in, usage_in
+from agents.relay import Relay
 from fleet.events import (
     AgentDiedError,
     AgentEvent,
@@ -79,6 +83,7 @@ HEADLESS_ENV = {
     "CLAUDE_AGENT_SDK_VERSION": claude_agent_sdk.__version__,
     "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",  # a background subagent would bring a second result
     "ENABLE_TOOL_SEARCH": "false",
+    "MCP_TOOL_TIMEOUT": str(int(HOOK_TIMEOUT_S * 1000)),  # `ask_user` waits for a person
     "DISABLE_AUTOUPDATER": "1",
 }
 
@@ -97,14 +102,16 @@ class ClaudeCode:
     async def turn(self, request: TurnRequest, host: TurnHost) -> AsyncIterator[AgentEvent]:
         """See `fleet.events.Agent.turn`."""
         stderr: deque[str] = deque(maxlen=STDERR_LINES)
-        gate = _Gate(host)
-        client = ClaudeSDKClient(_options(request, gate, stderr))
+        relay = Relay(host)
+        gate = _Gate(relay)
+        client = ClaudeSDKClient(_options(request, relay, gate, stderr))
         transcript_bytes = _transcript_size(request, request.session_id)
         ended, last_error, completed = None, None, False
         try:
             await _connect(client)
-            await client.query(request.prompt)
-            async for message in client.receive_response():
+            await client.query(_with_images(request) if request.images else request.prompt)
+            messages = client.receive_response()
+            while message := await relay.unless_raised(anext(messages, None)):
                 if isinstance(message, SystemMessage) and message.subtype == "init":
                     session_id = message.data["session_id"]
                     await _prompt_taken(request, session_id, transcript_bytes)
@@ -154,6 +161,8 @@ class _Gate:
 
     async def decide(self, call: ToolCall) -> Decision:
         """Ask the fleet about `call`; the CLI may ask twice about one, by the hook and by its own check."""
+        if call.name == claude_ask.ASK_USER:
+            return Decision(allow=True)
         if call.invocation_id not in self._decisions:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._announcement(call.invocation_id).wait(), ANNOUNCE_WAIT_S)
@@ -183,7 +192,7 @@ class _Gate:
         return self._announced.setdefault(invocation_id, asyncio.Event())
 
 
-def _options(request: TurnRequest, gate: _Gate, stderr: deque[str]) -> ClaudeAgentOptions:
+def _options(request: TurnRequest, host: TurnHost, gate: _Gate, stderr: deque[str]) -> ClaudeAgentOptions:
     autonomous = request.permissions == "autonomous"
     hook = HookMatcher(hooks=[gate.before_tool_use], timeout=HOOK_TIMEOUT_S, on_failure="block")
     return ClaudeAgentOptions(
@@ -199,11 +208,29 @@ def _options(request: TurnRequest, gate: _Gate, stderr: deque[str]) -> ClaudeAge
         setting_sources=["user", "project", "local"] if autonomous else ["user"],
         add_dirs=[] if autonomous else [request.work_folder],  # with GATED_ENV: CLAUDE.md without the settings
         strict_mcp_config=not autonomous,
-        disallowed_tools=TOOLS_FOR_LATER,
+        mcp_servers={claude_ask.SERVER: claude_ask.server(host)},
+        disallowed_tools=[*TOOLS_FOR_LATER, claude_ask.BUILT_IN],
         verbatim_prompts=True,  # an @path in somebody's words would read the file before any gate
         max_buffer_size=MAX_LINE_BYTES,
         stderr=stderr.append,
     )
+
+
+async def _with_images(request: TurnRequest) -> AsyncIterator[dict[str, Any]]:
+    """Yield the user's message: the prompt, then the images that belong to it."""
+    images = [
+        {
+            "type": "image",
+            "source": {
+                "type": "base64",
+                "media_type": image.content_type,
+                "data": base64.b64encode(image.data).decode("ascii"),
+            },
+        }
+        for image in request.images
+    ]
+    content = [{"type": "text", "text": request.prompt}, *images]
+    yield {"type": "user", "message": {"role": "user", "content": content}, "parent_tool_use_id": None}
 
 
 def _launcher(request: TurnRequest) -> Path:

@@ -37,9 +37,6 @@ from fleet.yamlfile import read_yaml
 #: Agent types that need no configuration. `scripted` exists only where the file has it.
 _ALWAYS = ("claude_code", "codex")
 
-#: Agent type → its executable when neither the thread nor the configuration names one.
-DEFAULT_EXECUTABLES: dict[str, str] = {"claude_code": "claude", "codex": "codex"}
-
 #: Where the configuration is when neither an argument nor FLEET_CONFIG says so.
 DEFAULT_FILE = Path("fleet.yaml")
 
@@ -376,7 +373,7 @@ def resolve_agent_settings(agent: AgentBlock, config: FleetConfig) -> AgentSetti
         )
     return AgentSettings(
         type=agent.type,
-        executable=agent.executable or configured.executable or DEFAULT_EXECUTABLES.get(agent.type, ""),
+        executable=agent.executable or configured.executable,
         model=agent.model or configured.model,
         effort=agent.effort or configured.effort,
         permissions=agent.permissions or configured.permissions,

@@ -12,6 +12,7 @@ from fleet.leases import Leases
 from fleet.platform.client import PlatformClient, SessionRef
 from fleet.prompts import Prompts
 from fleet.record import Record, Records
+from fleet.redaction import Redactor
 from fleet.refs import ThreadRef
 from fleet.store import Store
 
@@ -50,7 +51,10 @@ class Nudges(Protocol):
 
 @dataclass(slots=True)
 class Fleet:
-    """The services of one process and one event loop. `agents` are the agent types that can run here."""
+    """The services of one process and one event loop.
+
+    `agents` are the agent types that have an adapter here, `bundled` those of them that need no configured executable.
+    """
 
     config: FleetConfig
     environment: Environment
@@ -58,6 +62,8 @@ class Fleet:
     platform: PlatformClient
     nudges: Nudges
     agents: frozenset[str]
+    bundled: frozenset[str]
+    redactor: Redactor
     records: Records = field(init=False)
     leases: Leases = field(init=False)
     journal: Journal = field(init=False)
@@ -68,7 +74,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self.records = Records(self.store)
         self.leases = Leases(self.store, self.config.turns.lease_s)
-        self.journal = Journal(self.store)
+        self.journal = Journal(self.store, self.redactor)
         self.hosts = Hosts(self.store)
         self.prompts = Prompts(self.store, self.journal)
 

@@ -71,6 +71,9 @@ class Emitter:
         n = self.said + 1
         whole = stamped(item, post_id(record.ref, record.epoch, record.turn, n))
         text = json.dumps(whole)
+        redacted = self._fleet.redactor.json(text)
+        if redacted != text:
+            text, whole = redacted, json.loads(redacted)
         self._log.write(
             f'{{"epoch": {record.epoch}, "turn": {record.turn}, "n": {n}, "uid": {json.dumps(uid)}, "item": {text}}}'
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fleet.leases import Lease
+from fleet.redaction import Redactor
 from fleet.refs import ThreadRef, post_id
 from fleet.store import Store
 
@@ -94,8 +95,9 @@ def stamped(item: Json, key: str) -> Json:
 class Journal:
     """Appends to journals and hands out their heads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, redactor: Redactor) -> None:
         self._store = store
+        self._redactor = redactor
 
     def _keys(self, ref: ThreadRef) -> tuple[str, str, str, str]:
         keys = self._store.thread(ref)
@@ -126,14 +128,10 @@ class Journal:
         for index, draft in enumerate(drafts):
             key = post_id(ref, cause, index)
             body = draft.body if draft.kind == "state" else stamped(draft.body, key)
-            args += [draft.kind, key, json.dumps(body)]
+            args += [draft.kind, key, self._redactor.json(json.dumps(body))]
         keys = self._store.thread(ref)
         _, call = await self._store.run("journal_append_once", [keys.record, keys.causes, *self._keys(ref)], args)
         return bool(call)
-
-    async def depth(self, ref: ThreadRef) -> int:
-        """Return how many entries wait."""
-        return int(await self._store.redis.xlen(self._store.thread(ref).journal))
 
     async def begin(self, ref: ThreadRef) -> tuple[str, Entry | None] | None:
         """Become the drainer of a thread.

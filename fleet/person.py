@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fleet.answers import read_answer
 from fleet.config import FleetConfig, SectionConfig
 from fleet.credentials import api_key, person_key
 from fleet.envelope import WORKER_ALIAS, State, parse, with_state, worker_owner
 from fleet.errors import ConfigError, FleetError
+from fleet.events import Answer, Question
 from fleet.platform.client import Json, PlatformClient, SessionRef, Timestamp
 from fleet.platform.errors import AccessDeniedError, RefusedError
 from fleet.platform.paging import overlapped
+from fleet.prompts import Prompt, prompt_of_item
 from fleet.reach import FIRST_ANSWER_S, platform_errors
 
 #: Objects that are downloaded at once to tell threads from others.
 READS_AT_ONCE = 8
+#: Newest items among which an open question is looked for. While one is open its agent waits, so little follows it.
+QUESTION_WITHIN = 200
+
+
+#: `metadata.type` of the items behind which a question is not open any more.
+ENDS_QUESTION = frozenset({"pending_prompt_resolved", "turn_end"})
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest items of a thread, oldest first, and the question that it waits for an answer to."""
+
+    items: list[Json]
+    question: Prompt | None
 
 
 @dataclass(slots=True)
@@ -72,6 +90,38 @@ class Desk:
         with platform_errors(self.platform.url):
             await self.platform.upload_object(self.at, alias, with_state(value, state))
 
+    async def answer(self, alias: str, prompt: Prompt, answer: Answer) -> None:
+        """Post `answer` to the open question `prompt` of a thread.
+
+        Raises:
+            FleetError: `thread_unknown`; `argument_invalid` where nobody would hear it, or the question is not open
+                any more.
+        """
+        await self._check_is_heard()
+        now = (await self.newest(alias)).question
+        if now is None or now.id != prompt.id:
+            raise FleetError("argument_invalid", f"the question in {alias} is not open any more")
+        with platform_errors(self.platform.url):
+            await self.platform.post_item(self.at, alias, answering(prompt.questions, answer))
+
+    async def newest(self, alias: str) -> Newest:
+        """Return the newest items of a thread, and its open question.
+
+        Raises:
+            FleetError: `thread_unknown`.
+        """
+        state = getattr(parse(await self.thread(alias)), "state", None)
+        watch = QuestionWatch(await self.worker())
+        with platform_errors(self.platform.url):
+            items = await self.platform.newest_items(self.at, alias, QUESTION_WITHIN)
+        watch.see(items[::-1])
+        # With the end of a thread its question is cancelled, though that may not be said yet.
+        return Newest(items[::-1], watch.asked if state in ("pending", "active") else None)
+
+    async def worker(self) -> str | None:
+        """Return the id of the user who works on the section; None while nobody does."""
+        return worker_owner(await self._find(WORKER_ALIAS))
+
     async def thread(self, alias: str) -> Json:
         """Return a thread's value.
 
@@ -115,13 +165,38 @@ class Desk:
 
     async def _check_is_heard(self) -> None:
         """Refuse to speak as the worker's own user: such items are echoes, no agent gets them (protocol §3)."""
-        owner = worker_owner(await self._find(WORKER_ALIAS)) if self.is_person else None
+        owner = await self.worker() if self.is_person else None
         with platform_errors(self.platform.url):
             is_worker = not self.is_person or (owner and owner == (await self.platform.me()).get("id"))
         if is_worker:
             raise FleetError(
                 "person_key_missing", "the key is the worker's own, whose messages are echoes that no agent gets"
             )
+
+
+@dataclass(slots=True)
+class QuestionWatch:
+    """Follows a thread's items, oldest first, and knows which of them asks a question that is open.
+
+    `worker` is the user whose questions count: what others write in the form of a question is not answered by the
+    fleet. While nobody works on the section, None, everybody's do.
+    """
+
+    worker: str | None
+    item: Json | None = None
+    asked: Prompt | None = None
+
+    def see(self, items: list[Json]) -> None:
+        """Take in the next items."""
+        for item in items:
+            metadata = item.get("metadata")
+            kind = metadata.get("type") if isinstance(metadata, dict) else None
+            spoken_by_worker = item.get("user_id") == self.worker if self.worker else kind is not None
+            asked = asked_in(item) if spoken_by_worker else None
+            if asked is not None:
+                self.item, self.asked = item, asked
+            elif not spoken_by_worker or kind in ENDS_QUESTION:
+                self.item = self.asked = None
 
 
 @dataclass(slots=True)
@@ -152,6 +227,43 @@ class Tail:
 def spoken(text: str) -> Json:
     """Return the item of a person's words."""
     return {"content": [{"type": "text", "text": text}], "metadata": {}}
+
+
+def asked_in(item: Json) -> Prompt | None:
+    """Return the question that an item asks; None when it asks none, or not in the protocol's form."""
+    try:
+        prompt = prompt_of_item(item)
+    except (AttributeError, KeyError, TypeError):
+        return None
+    return prompt if prompt is not None and prompt.questions else None
+
+
+def picked(question: Question, words: str) -> tuple[str, ...]:
+    """Return what `words` answer, as the fleet itself reads them: labels of options, else the words.
+
+    Raises:
+        FleetError: `argument_invalid`, they are empty, or numbers that pick no option.
+    """
+    ((*chosen,),) = read_answer("ask_user_question", (question,), spoken(words)).answers
+    if not words.strip():
+        raise FleetError("argument_invalid", "the answer is empty")
+    labels = [label for label, _ in question.options]
+    if labels and not set(chosen) <= set(labels) and re.fullmatch(r"[\d\s,]+", words):
+        several = "one or several of them" if question.multi_select else "one of them"
+        raise FleetError("argument_invalid", f"{words.strip()!r} picks none of {len(labels)} options; pick {several}")
+    return tuple(chosen)
+
+
+def answering(questions: tuple[Question, ...], answer: Answer) -> Json:
+    """Return the item of a person's answer: for programs in `metadata.answers`, for people a line per question."""
+    answers = [
+        {"question": question.question, "answer": list(given)}
+        for question, given in zip(questions, answer.answers, strict=True)
+    ]
+    lines = [", ".join(given) for given in answer.answers]
+    if len(lines) > 1:
+        lines = [" ".join(line.split()) for line in lines]
+    return {"content": [{"type": "text", "text": "\n".join(lines)}], "metadata": {"answers": answers}}
 
 
 @asynccontextmanager

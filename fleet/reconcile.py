@@ -64,7 +64,7 @@ async def _nudge(fleet: Fleet, ref: ThreadRef, due: dict[str, str]) -> bool:
     if any(name.startswith(f"item {ref.alias} ") for name in due):
         await fleet.nudges.ingest(ref)
         outstanding = True
-    if await fleet.journal.depth(ref):
+    if await fleet.store.journal_depth(ref):
         await fleet.nudges.post_items(ref)
         outstanding = True
     record = await fleet.records.read(ref)

@@ -12,7 +12,7 @@ from typing import Any
 from fleet import items, lifecycle
 from fleet.activation import read_envelope
 from fleet.artifacts import prepare_outbox
-from fleet.config import AgentSettings, FleetConfig, resolve_agent_settings
+from fleet.config import AgentSettings, resolve_agent_settings
 from fleet.context import Fleet
 from fleet.envelope import Thread
 from fleet.errors import ThreadFailedError
@@ -61,7 +61,7 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
         await fleet.nudges.activate(ref)
         return
     folder = checked_folder(thread.work_folder, fleet.config.hosts[fleet.host].work_folders)
-    agent = checked_agent(thread, fleet.config, fleet.agents)
+    agent = checked_agent(thread, fleet)
     files = HostFiles(fleet.environment.home, ref)
     files.create()
     record = _restored(lease.record, Checkpoint.read(files.checkpoint))
@@ -114,16 +114,16 @@ def checked_folder(work_folder: str, roots: tuple[str, ...]) -> Path:
     return real
 
 
-def checked_agent(thread: Thread, config: FleetConfig, supported: frozenset[str]) -> AgentSettings:
+def checked_agent(thread: Thread, fleet: Fleet) -> AgentSettings:
     """Return the settings of a thread's agent, checked in the order of protocol §3.1.
 
     Raises:
         ThreadFailedError: AGENT_TYPE_UNSUPPORTED, PERMISSIONS_UNSUPPORTED, POLICY_MISSING,
             POLICY_AUTONOMOUS_FORBIDDEN or AGENT_EXECUTABLE_NOT_FOUND.
     """
-    settings = resolve_agent_settings(thread.agent, config)
-    if settings.type not in supported:
-        known = ", ".join(sorted(supported))
+    settings = resolve_agent_settings(thread.agent, fleet.config)
+    if settings.type not in fleet.agents:
+        known = ", ".join(sorted(fleet.agents))
         raise ThreadFailedError("AGENT_TYPE_UNSUPPORTED", f"agent.type is {settings.type!r}; supported here: {known}")
     if settings.permissions not in PERMISSIONS:
         allowed = ", ".join(PERMISSIONS)
@@ -132,11 +132,12 @@ def checked_agent(thread: Thread, config: FleetConfig, supported: frozenset[str]
         )
     if settings.permissions == "guarded" and thread.policy is None:
         raise ThreadFailedError("POLICY_MISSING", "agent.permissions is guarded")
-    if settings.permissions == "autonomous" and not config.policy.allow_autonomous:
+    if settings.permissions == "autonomous" and not fleet.config.policy.allow_autonomous:
         raise ThreadFailedError("POLICY_AUTONOMOUS_FORBIDDEN", "policy.allow_autonomous is false")
-    named = settings.executable
-    if named and named != config.agents[settings.type].executable and shutil.which(named) is None:
-        raise ThreadFailedError("AGENT_EXECUTABLE_NOT_FOUND", f"{named!r} is not on PATH")
+    if settings.executable and shutil.which(settings.executable) is None:
+        raise ThreadFailedError("AGENT_EXECUTABLE_NOT_FOUND", f"{settings.executable!r} is not on PATH")
+    if not settings.executable and settings.type not in fleet.bundled:
+        raise ThreadFailedError("AGENT_EXECUTABLE_NOT_FOUND", f"no executable for {settings.type} is configured here")
     return settings
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from fleet.config import FleetConfig, SectionConfig
 from fleet.errors import ConfigError
 from fleet.hosts import Hosts
-from fleet.journal import Journal
 from fleet.reach import redis_errors
 from fleet.record import Record, Records
 from fleet.refs import ThreadRef
@@ -98,7 +97,7 @@ async def _thread(store: Store, record: Record) -> Json:
         "epoch": record.epoch,
         "turn": record.turn,
         "step": record.step,
-        "journal": await Journal(store).depth(record.ref),
+        "journal": await store.journal_depth(record.ref),
         "agent": record.agent,
         "work_folder": record.work_folder,
         "stop": record.stop,

@@ -77,6 +77,10 @@ class Store:
         rows = await self.redis.zrangebyscore(key, "-inf", until, start=0, num=limit, withscores=True)
         return dict(cast("list[tuple[str, float]]", rows))
 
+    async def journal_depth(self, ref: ThreadRef) -> int:
+        """Return how many entries wait in a thread's journal."""
+        return int(await self.redis.xlen(self.thread(ref).journal))
+
     async def now_ms(self) -> int:
         """Return Redis's own time: the one clock that all hosts share."""
         seconds, micros = await self.redis.time()

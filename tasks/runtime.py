@@ -20,7 +20,7 @@ from celery import chain
 from celery.canvas import Signature
 from redis.exceptions import RedisError
 
-from agents.base import ADAPTERS
+from agents.base import ADAPTERS, has_bundled_cli
 from fleet.aliases import is_alias, is_id
 from fleet.celery import app, host_queue, turns_queue
 from fleet.config import load_config, read_environment
@@ -31,6 +31,7 @@ from fleet.local import effective_environment
 from fleet.platform.client import PlatformClient
 from fleet.platform.errors import PlatformError
 from fleet.record import Record
+from fleet.redaction import Redactor, secrets_of
 from fleet.refs import ThreadRef
 from fleet.store import Store
 
@@ -167,14 +168,25 @@ def open_fleet() -> Fleet:
     environment = read_environment(environ)
     if config.redis.url is None:
         raise ConfigError("config_invalid", "neither FLEET_REDIS_URL nor redis.url says where Redis is")
+    key = api_key(environ, Path.home())
+    agents = frozenset(config.agents) & frozenset(ADAPTERS)
     return Fleet(
         config,
         environment,
         Store(config.redis.url, config.redis.namespace),
-        PlatformClient(config.platform.url, api_key(environ, Path.home())),
+        PlatformClient(config.platform.url, key),
         CeleryNudges(),
-        frozenset(config.agents) & frozenset(ADAPTERS),
+        agents,
+        frozenset(filter(has_bundled_cli, agents)),
+        Redactor(secrets_of(config, key)),
     )
+
+
+def configured_secrets() -> tuple[str, ...]:
+    """Return the secrets of this process's configuration."""
+    environ = effective_environment(os.environ)
+    config = load_config(None, environ)
+    return secrets_of(config, api_key(environ, Path.home()))
 
 
 def thread_ref(session: object, alias: object) -> ThreadRef:

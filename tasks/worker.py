@@ -20,7 +20,8 @@ from fleet import __version__, reconcile
 from fleet.celery import host_queue, turns_queue
 from fleet.context import Fleet
 from fleet.hosts import HEARTBEAT_S, Host, resolved_roots
-from tasks.runtime import forget_loop, loop, run
+from fleet.redaction import RedactingFormatter, Redactor
+from tasks.runtime import configured_secrets, forget_loop, loop, run
 from tasks.turns import INTERRUPT_SIGNAL
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 def _set_up_logging(loglevel: int | str = logging.INFO, logfile: str | None = None, **_: Any) -> None:
     """Log to stderr or the file that Celery was given; requests of the HTTP client are not worth a line each."""
     target: logging.Handler = logging.FileHandler(logfile) if logfile else logging.StreamHandler(sys.stderr)
-    logging.basicConfig(level=loglevel, format=LOG_FORMAT, handlers=[target], force=True)
+    target.setFormatter(RedactingFormatter(Redactor(configured_secrets()), fmt=LOG_FORMAT))
+    logging.basicConfig(level=loglevel, handlers=[target], force=True)
     for name in ("httpx", "httpcore", "celery.app.trace", "celery.worker.strategy"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

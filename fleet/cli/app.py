@@ -28,6 +28,8 @@ CALLERS_CODES = frozenset(
         "host_unknown",
         "session_unknown",
         "alias_invalid",
+        "home_in_use",
+        "person_key_missing",
         "argument_invalid",
     }
 )

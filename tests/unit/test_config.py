@@ -309,7 +309,7 @@ def test_a_host_name_that_no_host_can_have_is_refused():
 def test_each_agent_setting_resolves_on_its_own_thread_first(write):
     config = load_config(write("agents: {codex: {model: cm, effort: low, permissions: guarded}}"), {})
     assert resolve_agent_settings(AgentBlock(type="codex", model="tm"), config) == AgentSettings(
-        type="codex", executable="codex", model="tm", effort="low", permissions="guarded"
+        type="codex", executable="", model="tm", effort="low", permissions="guarded"
     )
     assert resolve_agent_settings(AgentBlock(type="claude_code", executable="x"), config) == AgentSettings(
         type="claude_code", executable="x", model="", effort="", permissions="approval"

@@ -8,7 +8,9 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from fleet.sandbox.model_api import DEFAULT_TEXT, ModelApi, Script, SeveredStreamError, load, main
+from fleet.sandbox.model_api import ModelApi, main
+from fleet.sandbox.model_script import DEFAULT_TEXT, Script, load
+from fleet.sandbox.sse import SeveredStreamError
 
 STEPS = {
     "steps": [
@@ -90,6 +92,51 @@ def test_a_rehearsed_error_fails_its_round_as_often_as_it_says():
 def test_a_severed_stream_breaks_off():
     with pytest.raises(SeveredStreamError):
         ask([user("cut")], stream=True)
+
+
+def respond(*requests: list[dict], tools: tuple = ()) -> list[httpx.Response]:
+    async def run() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(ModelApi(Script.model_validate(STEPS)).app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://model") as client:
+            return [await client.post("/v1/responses", json={"input": each, "tools": tools}) for each in requests]
+
+    return asyncio.run(run())
+
+
+def said(text: str, role: str = "user") -> dict:
+    return {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
+
+
+def completed_items(response: httpx.Response) -> list[dict]:
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+    assert [events[0]["type"], events[-1]["type"]] == ["response.created", "response.completed"]
+    return [event["item"] for event in events if event["type"] == "response.output_item.done"]
+
+
+def test_the_same_script_is_played_to_codex():
+    first = [said("the parser", "developer"), said("<environment_context>parser"), said("fix the parser")]
+    call = {"type": "function_call", "name": "Bash", "call_id": "c", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "x"}
+    opening, second = respond(first, [*first, {"type": "reasoning", "summary": []}, call, output])
+    reasoning, text, tool = completed_items(opening)
+    assert reasoning["summary"] == [{"type": "summary_text", "text": "hm"}]
+    assert text["content"][0]["text"] == "é" * 500
+    assert (tool["type"], tool["name"], json.loads(tool["arguments"])) == ("function_call", "Bash", {"command": "ls"})
+    assert [item["content"][0]["text"] for item in completed_items(second)] == ["done"]
+
+
+def test_codex_gets_cached_input_as_a_part_of_the_input():
+    (answer,) = respond([said("sing")])
+    usage = json.loads(answer.text.splitlines()[-2][6:])["response"]["usage"]
+    assert usage["input_tokens"] == 420
+    assert usage["input_tokens_details"] == {"cached_tokens": 400}
+
+
+def test_codex_gets_rehearsed_errors_too():
+    later = [said("busy"), {"type": "reasoning", "summary": []}, {"type": "function_call_output", "output": ""}]
+    assert [answer.status_code for answer in respond(later, later, later)] == [529, 529, 200]
+    with pytest.raises(SeveredStreamError):
+        respond([said("cut")])
 
 
 @pytest.mark.parametrize(

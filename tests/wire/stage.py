@@ -18,6 +18,7 @@ from fleet.envelope import new_thread, with_state
 from fleet.hosts import Host
 from fleet.platform.client import PlatformClient, SessionRef
 from fleet.record import Record
+from fleet.redaction import Redactor
 from fleet.refs import ThreadRef
 from fleet.sandbox.platform_server import RunningPlatform
 from fleet.store import Store
@@ -190,6 +191,8 @@ def on_stage(
             PlatformClient(platform.url, platform.worker_key),
             nudges,
             frozenset({"scripted"}),
+            frozenset({"scripted"}),
+            Redactor(["the-key-of-a-provider"]),
         )
         roots = (str(base / "repos"),)
         await fleet.hosts.beat(Host("alpha", roots, roots, 4, ("scripted",), "1"))

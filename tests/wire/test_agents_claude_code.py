@@ -94,22 +94,24 @@ def script(work: Path) -> dict:
 
 
 class Host:
-    """Allows what doesn't mention `no`; `broken` raises instead."""
+    """Allows what doesn't mention `no`; `parks` raises instead, as the fleet does when it parks."""
 
-    def __init__(self, *, broken: bool = False) -> None:
-        self.broken = broken
+    def __init__(self, *, parks: bool = False) -> None:
+        self.parks = parks
         self.permitted: list[ToolCall] = []
         self.answer: Answer | None = None
         self.asked: list[tuple[str, tuple[Question, ...]]] = []
 
     async def permit(self, call: ToolCall) -> Decision:
         self.permitted.append(call)
-        if self.broken:
-            raise RuntimeError("no decision")
+        if self.parks:
+            raise RuntimeError("parked")
         return Decision("touch no" not in str(call.input), "not this one")
 
     async def ask(self, kind: str, questions: tuple[Question, ...]) -> Answer:
         self.asked.append((kind, questions))
+        if self.parks:
+            raise RuntimeError("parked")
         if self.answer is None:
             raise PromptCancelledError
         return self.answer
@@ -290,13 +292,24 @@ def test_approval_asks_a_person_whatever_the_work_folder_allows(desk: Desk):
     shutil.rmtree(desk.work / ".claude")
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_guarded_asks_about_every_call_and_a_failing_decision_blocks(desk: Desk, broken: bool):
-    host = Host(broken=broken)
+def test_guarded_asks_about_every_call(desk: Desk):
+    host = Host()
     events = desk.play("READ", host=host, permissions="guarded")
     assert [call.name for call in host.permitted][:2] == ["Read", "Bash"]
-    assert [result.is_error for result in of(ToolResult, events)] == [broken, True]
+    assert [result.is_error for result in of(ToolResult, events)] == [False, True]
     assert not (desk.work / "no").exists()
+
+
+@pytest.mark.parametrize(("prompt", "permissions"), [("READ", "guarded"), ("WRITE", "approval"), ("ASK", "autonomous")])
+def test_what_is_parked_ends_the_turn_instead_of_going_on(desk: Desk, prompt: str, permissions: str):
+    said: list[AgentEvent] = []
+    with pytest.raises(RuntimeError, match="parked"):
+        desk.play(prompt, host=Host(parks=True), permissions=permissions, when=said.append)
+    assert desk.processes() == []
+    assert of(ToolResult, said) == []
+    assert not (desk.work / "yes").exists()
+    resumed = desk.play("AGAIN", session_id=said[0].session_id)
+    assert [event.text for event in of(Text, resumed)] == ["Still here."]
 
 
 @pytest.mark.parametrize("permissions", ["autonomous", "approval", "guarded"])

@@ -63,7 +63,7 @@ def test_a_drainer_that_gives_up_leaves_the_rest_for_the_next(
         await said(stage, "t", "one", "two")
         sandbox.conditions(faults=[{"match": "post_session_thread_item", "kind": "429"}])
         await drain.drain(stage.fleet, stage.ref("t"))
-        assert await stage.fleet.journal.depth(stage.ref("t")) == 2
+        assert await stage.fleet.store.journal_depth(stage.ref("t")) == 2
         assert "t" in await stage.fleet.store.scores(stage.fleet.store.session(stage.at.session_id).attention)
         sandbox.conditions(faults=[])
         await drain.drain(stage.fleet, stage.ref("t"))
@@ -108,7 +108,7 @@ def test_a_session_without_access_keeps_its_items_waiting(play: Play, sandbox: S
         await said(stage, "t", "one")
         sandbox.set_session(stage.at.session_id, "deleted")
         await drain.drain(stage.fleet, stage.ref("t"))
-        assert await stage.fleet.journal.depth(stage.ref("t")) == 1
+        assert await stage.fleet.store.journal_depth(stage.ref("t")) == 1
 
     play(scene)
 
