@@ -318,7 +318,8 @@ class AgentSettings:
 def load_config(path: Path | None, env: Mapping[str, str]) -> FleetConfig:
     """Read `path`, else the file of FLEET_CONFIG, else `./fleet.yaml`.
 
-    BLOBHUB_API_URL and FLEET_REDIS_URL win over the file.
+    BLOBHUB_API_URL and FLEET_REDIS_URL win over the file. A file without `hosts` describes a single machine, this one,
+    which owns every folder.
 
     Raises:
         ConfigError: `config_not_found`, or `config_invalid` with one line per wrong key.
@@ -330,6 +331,8 @@ def load_config(path: Path | None, env: Mapping[str, str]) -> FleetConfig:
             "config_invalid", f"{file}: is {_shown(data)}, must be a mapping of {_joined(_keys(FleetConfig))}"
         )
     sources = _override(data, env)
+    if not data.get("hosts"):
+        data["hosts"] = {read_environment(env).host: {"work_folders": ["/"]}}
     try:
         config = FleetConfig.model_validate(data, context={"folder": file.absolute().parent})
     except ValidationError as error:

@@ -13,7 +13,6 @@ import yaml
 
 from fleet.config import DEFAULT_FILE, FleetConfig, SectionConfig, SessionConfig, load_config, read_environment
 from fleet.credentials import api_key
-from fleet.errors import ConfigError
 from fleet.local import Up, claimed, without_keys, write_private
 from fleet.machine import beat_child, child_environment, free_port, host_children, module_child
 from fleet.reach import check_platform, check_redis
@@ -93,8 +92,6 @@ def planned(file: Path | None, environ: Mapping[str, str]) -> Iterator[Plan]:
 def _check(
     config: FleetConfig, source: Path, environ: Mapping[str, str], *, embeds_redis: bool, embeds_platform: bool
 ) -> None:
-    if not config.hosts:
-        raise ConfigError("config_invalid", f"{source}: hosts: is empty, name this machine and its work_folders")
     if embeds_redis:
         find_redis_server()
     else:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.config import AgentSettings, FleetConfig, load_config, read_environment, resolve_agent_settings
+from fleet.config import AgentSettings, FleetConfig, HostConfig, load_config, read_environment, resolve_agent_settings
 from fleet.envelope import AgentBlock
 from fleet.errors import ConfigError, ThreadFailedError
 
@@ -41,7 +41,7 @@ def test_an_empty_file_is_all_defaults(write):
     assert config.policy.rules == ()
     assert (config.attachments.inbox, config.artifacts.upload) == (".blobhub/inbox", "object")
     assert config.items.budget_bytes == 350_000
-    assert config.hosts == {}
+    assert [host.work_folders for host in config.hosts.values()] == [("/",)]
     assert config.sections == ()
     assert set(config.agents) == {"claude_code", "codex"}
     agent = config.agents["claude_code"]
@@ -102,9 +102,9 @@ agents:
   claude_code:
   codex: {model: null, permissions: ""}
 """),
-        {},
+        {"FLEET_HOST": "solo"},
     )
-    assert config == FleetConfig()
+    assert config == FleetConfig(hosts={"solo": HostConfig(work_folders=("/",))})
 
 
 def test_a_section_without_a_name_is_called_by_its_session(write):
@@ -321,3 +321,20 @@ def test_a_type_that_is_not_configured_fails_the_thread_and_lists_what_is(agent_
     with pytest.raises(ThreadFailedError, match="supported: claude_code, codex") as caught:
         resolve_agent_settings(AgentBlock(type=agent_type), FleetConfig())
     assert caught.value.code == "AGENT_TYPE_UNSUPPORTED"
+
+
+def test_a_single_machine_workers_file_works_as_it_is(write):
+    text = """
+    polling: {interval_idle_ms: 1500, interval_active_ms: 3000, backoff_max_ms: 30000}
+    concurrency: {max_agents: 2, per_work_folder: 1}
+    agents: {claude_code: {executable: claude, permissions: approval, wait: held, hold_s: 60, turn_retries: 3, env: {}}}
+    policy: {allow_autonomous: false, rules: []}
+    attachments: {inbox: .blobhub/inbox}
+    sections:
+      - name: backend
+        job_type: session_agent_harness
+        session: {org_id: o, blob_id: b, revision_id: r, session_id: s, session_prefix: ""}
+    """
+    config = load_config(write(text), {"FLEET_HOST": "solo"})
+    assert config.hosts["solo"].work_folders == ("/",)
+    assert config.concurrency.per_work_folder == 1
