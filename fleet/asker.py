@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from fleet import items
 from fleet.answers import approval, approval_question, in_words, read_answer
@@ -12,6 +14,7 @@ from fleet.context import Fleet
 from fleet.emitter import Emitter
 from fleet.events import Answer, Decision, Permissions, PromptKind, Question, ToolCall
 from fleet.leases import WATCH_S, Lease
+from fleet.policy import Policy, Verdict, evaluate
 from fleet.prompts import Prompt, new_prompt, subject_of
 from fleet.refs import ThreadRef
 
@@ -23,6 +26,25 @@ class ParkedError(Exception):
     """A question was held for long enough: the turn gives its place back, and the answer starts a new one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The policy of a guarded turn, and what it is about."""
+
+    policy: Policy
+    agent_type: str
+    work_folder: Path
+    outbox: Path | None
+
+    def verdict(self, call: ToolCall) -> Verdict:
+        """Judge a call; looks at the file system."""
+        return evaluate(self.policy, self.agent_type, call, self.work_folder, self.outbox)
+
+    def applied(self) -> items.Item:
+        """Return the item that says which policy is in force."""
+        rules = ({"id": rule.id, "origin": rule.origin, "action": rule.action} for rule in self.policy.rules)
+        return items.policy_applied(rules, self.policy.default)
+
+
 class Asker:
     """Asks for one turn, as the holder of its lease.
 
@@ -30,7 +52,14 @@ class Asker:
     """
 
     def __init__(
-        self, fleet: Fleet, lease: Lease, emitter: Emitter, permissions: Permissions, hold_s: float, gave: Gave
+        self,
+        fleet: Fleet,
+        lease: Lease,
+        emitter: Emitter,
+        permissions: Permissions,
+        hold_s: float,
+        gave: Gave,
+        guard: Guard | None = None,
     ) -> None:
         self._fleet = fleet
         self._ref = lease.record.ref
@@ -39,18 +68,31 @@ class Asker:
         self._permissions = permissions
         self._hold_s = hold_s
         self._gave = gave
+        self._guard = guard
         self._one_at_a_time = asyncio.Lock()
 
     async def permit(self, call: ToolCall) -> Decision:
-        """Decide whether a tool call may run: always when autonomous, else a person says so."""
+        """Decide whether a call may run: always when autonomous, by the policy when guarded, else a person decides."""
         if self._permissions == "autonomous":
             return Decision(allow=True)
+        if self._guard is not None:
+            verdict = await asyncio.to_thread(self._guard.verdict, call)
+            if verdict.action == "allow":
+                return Decision(allow=True)
+            if verdict.action == "deny":
+                return await self._denied(verdict)
         subject = subject_of(call)
         if await self._fleet.prompts.spend_grant(self._ref, subject):
             await self._emitter.emit(items.approval_granted(subject, "user"))
             return Decision(allow=True)
         brief = items.tool_call(call.invocation_id, call.name, call.input)["content"][0]["text"]
         return approval(await self._ask("approval", (approval_question(brief),), subject))
+
+    async def _denied(self, verdict: Verdict) -> Decision:
+        """Say that the policy denies a call, before its refusal reaches the agent."""
+        rule = verdict.rule_id or verdict.origin
+        await self._emitter.emit(items.policy_denied(rule, verdict.effect or "", verdict.detail))
+        return Decision(allow=False, message=f"Blocked by policy rule '{rule}': {verdict.reason}")
 
     async def ask(self, kind: PromptKind, questions: tuple[Question, ...]) -> Answer:
         """Ask a person and wait for the answer.

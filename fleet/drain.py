@@ -46,6 +46,7 @@ async def drain(fleet: Fleet, ref: ThreadRef) -> None:
     if at is None or begun is None:
         return
     token, entry = begun
+    keeper = asyncio.create_task(fleet.journal.keep(ref, token))
     try:
         while entry is not None:
             stored_id = await _carry_out(fleet, at, ref, entry)
@@ -57,6 +58,8 @@ async def drain(fleet: Fleet, ref: ThreadRef) -> None:
         log.warning("%s: posting waits for the platform: %s", ref, error)
         retry_at = await fleet.store.now_ms() + GIVEN_UP_MS
         await fleet.store.redis.zadd(fleet.store.session(ref.session).attention, {ref.alias: retry_at})
+    finally:
+        keeper.cancel()
 
 
 async def _carry_out(fleet: Fleet, at: SessionRef, ref: ThreadRef, entry: Entry) -> str:

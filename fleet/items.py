@@ -53,6 +53,8 @@ LINE_BRIEF = 200
 
 #: Entries of `aliases` and of `skipped` in one `artifacts_published`.
 ARTIFACTS_SHOWN = 100
+#: Rules in one `policy_applied`.
+RULES_SHOWN = 100
 #: Bytes of JSON of a path or an error there, so that the lists at their longest stay within the budget.
 PATH_BYTES = 256
 #: Bytes of JSON of a detail, a question, an answer; of an option's label or description. Four questions with four
@@ -192,13 +194,16 @@ def artifacts_published(report: Published) -> Item:
 
 
 def policy_applied(rules: Iterable[Mapping[str, str]], default: str) -> Item:
-    """Return the acknowledgement of a policy; `rules` have `id`, `origin` (worker or thread) and `action`, in order."""
+    """Return the acknowledgement of a policy; `rules` have `id`, `origin` (worker or thread) and `action`, in order.
+
+    The list is cut to `RULES_SHOWN` entries; then `counts` has the true number.
+    """
     shown = [
         {"id": bounded(rule["id"], PATH_BYTES), "origin": rule["origin"], "action": rule["action"]} for rule in rules
     ]
-    return _item(
-        f"Policy in force: {len(shown)} rule(s), default {default}", "policy_applied", rules=shown, default=default
-    )
+    cut: dict[str, Any] = {"counts": {"rules": len(shown)}} if len(shown) > RULES_SHOWN else {}
+    brief = f"Policy in force: {len(shown)} rule(s), default {default}"
+    return _item(brief, "policy_applied", rules=shown[:RULES_SHOWN], default=default, **cut)
 
 
 def policy_denied(rule: str, effect: str, detail: str) -> Item:

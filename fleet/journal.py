@@ -6,11 +6,15 @@ Entries are of three kinds: `item` (post into the thread), `audit` (post into th
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from redis.exceptions import RedisError
 
 from fleet.leases import Lease
 from fleet.redaction import Redactor
@@ -25,8 +29,8 @@ CAUSES_KEPT = 1000
 #: Entries and bytes from which on a turn stops reading its agent until the journal has drained.
 DEPTH_LIMIT = 1000
 BYTES_LIMIT = 16 * 1024 * 1024
-#: Life of a drainer's lease in ms: longer than one post may take, its read-back included.
-DRAIN_TTL_MS = 60_000
+#: Life of a drainer's lease in ms, and how often it is renewed in it: a thread is silent for as long after a crash.
+DRAIN_TTL_MS, DRAIN_RENEWALS = 10_000, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,13 @@ class Journal:
         """
         answer = await self._next(ref, token, entry.id, item_id)
         return None if answer == "busy" else answer
+
+    async def keep(self, ref: ThreadRef, token: str) -> None:
+        """Keep a drainer's lease alive, until cancelled. Redis's absence is the drainer's own to notice."""
+        while True:
+            await asyncio.sleep(DRAIN_TTL_MS / 1000 / DRAIN_RENEWALS)
+            with suppress(RedisError):
+                await self._store.run("extend_lease", [self._store.thread(ref).drain], [token, DRAIN_TTL_MS])
 
     async def release(self, ref: ThreadRef, token: str) -> None:
         """Stop draining with entries left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -22,6 +23,7 @@ from fleet.inbound import catch_up
 from fleet.journal import audit_draft, state_draft
 from fleet.leases import Lease
 from fleet.platform.client import SessionRef
+from fleet.policy import parse_policy
 from fleet.record import Record
 from fleet.refs import ThreadRef
 
@@ -29,6 +31,9 @@ log = logging.getLogger(__name__)
 
 #: Ids of consumed items that a record remembers: more than can stand within one overlap of the list.
 CONSUMED_KEPT = 50
+
+#: Bytes of JSON that a policy block may have; the record carries it.
+POLICY_MAX_BYTES = 64 * 1024
 
 PERMISSIONS = ("autonomous", "approval", "guarded")
 
@@ -81,7 +86,11 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
         release=True,
         work_folder=str(folder),
         settings=asdict(agent)
-        | {"artifacts": _outbox(ref, thread, folder), "inbox": thread.inbox or fleet.config.attachments.inbox},
+        | {
+            "artifacts": _outbox(ref, thread, folder),
+            "inbox": thread.inbox or fleet.config.attachments.inbox,
+            "policy": thread.policy if agent.permissions == "guarded" else None,
+        },
         turn=record.turn,
         agent_session=record.agent_session,
         consumed_at=record.consumed_at,
@@ -132,6 +141,8 @@ def checked_agent(thread: Thread, fleet: Fleet) -> AgentSettings:
         )
     if settings.permissions == "guarded" and thread.policy is None:
         raise ThreadFailedError("POLICY_MISSING", "agent.permissions is guarded")
+    if settings.permissions == "guarded":
+        checked_policy(thread.policy, fleet)
     if settings.permissions == "autonomous" and not fleet.config.policy.allow_autonomous:
         raise ThreadFailedError("POLICY_AUTONOMOUS_FORBIDDEN", "policy.allow_autonomous is false")
     if settings.executable and shutil.which(settings.executable) is None:
@@ -139,6 +150,18 @@ def checked_agent(thread: Thread, fleet: Fleet) -> AgentSettings:
     if not settings.executable and settings.type not in fleet.bundled:
         raise ThreadFailedError("AGENT_EXECUTABLE_NOT_FOUND", f"no executable for {settings.type} is configured here")
     return settings
+
+
+def checked_policy(block: object, fleet: Fleet) -> None:
+    """Check the words of a thread's policy block, and its size.
+
+    Raises:
+        ThreadFailedError: POLICY_INVALID.
+    """
+    size = len(json.dumps(block))
+    if size > POLICY_MAX_BYTES:
+        raise ThreadFailedError("POLICY_INVALID", f"the policy block has {size} bytes, {POLICY_MAX_BYTES} at most")
+    parse_policy(block, fleet.config.policy.rules)
 
 
 def checkpoint_of(record: Record) -> Checkpoint:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from redis.exceptions import RedisError
 
 from fleet import attachments, items, lifecycle
-from fleet.asker import Asker, ParkedError, parked_answer
+from fleet.asker import Asker, Guard, ParkedError, parked_answer
 from fleet.context import Fleet
 from fleet.emitter import Emitter, LeaseLostError
 from fleet.environment import agent_environment
@@ -26,6 +26,7 @@ from fleet.hostfiles import HostFiles
 from fleet.inbound import newest_time, prompt_of, waiting
 from fleet.leases import RENEWALS, Lease
 from fleet.platform.client import SessionRef, Timestamp
+from fleet.policy import parse_policy
 from fleet.record import INTERRUPTED, Record
 from fleet.refs import ThreadRef
 from fleet.start import checkpoint_of, consumed
@@ -217,6 +218,7 @@ class Attempt:
     _given: list[Json] = field(default_factory=list)
     _ids: tuple[str, ...] = ()
     _newest: Timestamp | None = None
+    _guard: Guard | None = None
     _images: tuple[Image, ...] = ()
 
     @property
@@ -246,12 +248,24 @@ class Attempt:
         try:
             if record.began_ms:
                 await self._recover(emitter, record, files)
+            self._guard = self._guarded(record)
+            if self._guard is not None and not _was_said(files, record, type="policy_applied"):
+                await emitter.emit(self._guard.applied())
             if self.number > self.fleet.config.turns.attempts:
                 return crashed(self.number - 1)
             record, prompt = await self._begin(emitter, record, files)
             return await self._with_retries(emitter, record, prompt, files)
         finally:
             emitter.close()
+
+    def _guarded(self, record: Record) -> Guard | None:
+        """Return the policy that the turn runs under; None when it is not guarded."""
+        settings = record.settings
+        if settings["permissions"] != "guarded":
+            return None
+        policy = parse_policy(settings["policy"], self.fleet.config.policy.rules)
+        outbox = Path(settings["artifacts"]["source"]) if settings["artifacts"] else None
+        return Guard(policy, record.agent, Path(record.work_folder), outbox)
 
     async def _recover(self, emitter: Emitter, record: Record, files: HostFiles) -> None:
         """Say what earlier attempts left unsaid: from the log, then from the agent's own transcript."""
@@ -282,7 +296,7 @@ class Attempt:
         inbox = record.settings["inbox"]
         fetched = await attachments.fetch(self.fleet.platform, self.at, Path(record.work_folder), inbox, self._given)
         self._images = fetched.images
-        if fetched.unavailable and not _was_said(files, record, UNAVAILABLE):
+        if fetched.unavailable and not _was_said(files, record, status=UNAVAILABLE):
             await emitter.emit(items.status(UNAVAILABLE, "; ".join(fetched.unavailable)))
         return prompt_of(self._given, fetched.words)
 
@@ -320,7 +334,7 @@ class Attempt:
         agent = self.runtime.load(record.agent)
         configured = self.fleet.config.agents[record.agent]
         hold_s = 0.0 if configured.wait == "parked" else configured.hold_s
-        host = Asker(self.fleet, self.lease, emitter, record.settings["permissions"], hold_s, self._gave)
+        host = Asker(self.fleet, self.lease, emitter, record.settings["permissions"], hold_s, self._gave, self._guard)
         async with aclosing(agent.turn(self._request(record, prompt, files), host)) as events:
             async for event in events:
                 match event:
@@ -356,10 +370,10 @@ class Attempt:
         )
 
 
-def _was_said(files: HostFiles, record: Record, status: str) -> bool:
-    """Tell whether an earlier attempt of the turn has posted a `status` item with this token."""
+def _was_said(files: HostFiles, record: Record, **metadata: str) -> bool:
+    """Whether an attempt of the turn has said an item with this metadata."""
     said = files.said(record.epoch, record.turn)
-    return any(entry["item"]["metadata"].get("status") == status for entry in said)
+    return any(metadata.items() <= entry["item"]["metadata"].items() for entry in said)
 
 
 def _sum(total: Usage, more: Usage) -> Usage:

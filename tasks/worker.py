@@ -44,6 +44,7 @@ def _set_up_logging(loglevel: int | str = logging.INFO, logfile: str | None = No
 def _begin_pool_process(**_: Any) -> None:
     """Give a pool process a loop of its own, and let it end with its worker."""
     forget_loop()
+    signal.signal(INTERRUPT_SIGNAL, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == 1:  # it ended before the signal was asked for

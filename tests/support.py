@@ -12,8 +12,12 @@ T = TypeVar("T")
 POLL_S = 0.02
 
 
-def wait_until(predicate: Callable[[], T], timeout: float = 10, message: str = "the condition did not come true") -> T:
-    """Return `predicate()` as soon as it is true.
+def wait_until(
+    predicate: Callable[[], T],
+    timeout: float = 10,
+    message: str | Callable[[], str] = "the condition did not come true",
+) -> T:
+    """Return `predicate()` as soon as it is true. A callable `message` is asked for when time is over.
 
     Raises:
         AssertionError: it was not true within `timeout` seconds.
@@ -23,5 +27,6 @@ def wait_until(predicate: Callable[[], T], timeout: float = 10, message: str = "
         if value := predicate():
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"{message}, within {timeout} s")
+            said = message() if callable(message) else message
+            raise AssertionError(f"{said}, within {timeout} s")
         time.sleep(POLL_S)

@@ -86,6 +86,12 @@ turns:
   - match: "step by step"
     events:
       - repeat: {times: 40, events: [{text: "step {i}"}, {sleep: 0.1}]}
+  - match: "push it"
+    events:
+      - tool: {name: Read, input: {file_path: notes.txt}, output: "notes"}
+      - tool: {name: Bash, input: {command: "cd sub && git push"}, output: "pushed"}
+      - tool: {name: Write, input: {file_path: ../outside.txt, content: x}, output: "written"}
+      - text: "done"
   - match: "many"
     events: [{repeat: {times: 200, events: [{text: "line {i}"}]}}]
 """
@@ -207,7 +213,7 @@ class FleetUnderTest:
         wait_until(
             lambda: len(self.turn_ends(alias)) >= count,
             PATIENCE_S,
-            f"{alias}: {count} turns have not ended: {[brief(i) for i in self.said(alias)]} {self.record(alias)}",
+            lambda: f"{alias}: not {count} turns: {[brief(i) for i in self.said(alias)]} {self.record(alias)}",
         )
         return self.said(alias)
 
