@@ -58,7 +58,7 @@ async def activate(fleet: Fleet, ref: ThreadRef, *, force: bool = False) -> None
         await fleet.store.redis.hdel(fleet.store.session(ref.session).kinds, ref.alias)
     match verdict(record, thread, force=force):
         case "start" | "restart" | "recover" as asked if thread is not None:
-            await _claim(fleet, record, thread, asked)
+            await _claim(fleet, record, thread, asked, force=force)
         case "stop":
             await lifecycle.stop(fleet, record, "removed" if thread is None else "completed")
         case _:
@@ -80,19 +80,23 @@ async def read_envelope(fleet: Fleet, at: SessionRef, ref: ThreadRef) -> Thread 
     return parse(found.get("value"))
 
 
-async def _claim(fleet: Fleet, seen: Record, thread: Thread, asked: Literal["start", "restart", "recover"]) -> None:
+async def _claim(
+    fleet: Fleet, seen: Record, thread: Thread, asked: Literal["start", "restart", "recover"], *, force: bool
+) -> None:
     path = PurePosixPath(thread.work_folder)
     host = owner(thread.work_folder, await fleet.hosts.all(), seen.host) if path.is_absolute() else fleet.host
-    if host is None and seen.step == "wait_host" and seen.work_folder == thread.work_folder:
-        return
     interrupted = asked == "restart" and seen.step in TURN_STEPS
-    epoch = await fleet.records.claim(
-        seen,
-        "start" if host else "wait_host",
-        host=host or seen.host,
-        work_folder=thread.work_folder,
-        agent=thread.agent_type,
-    )
+    still_waits = host is None and seen.step == "wait_host" and seen.work_folder == thread.work_folder
+    epoch: int | None = seen.epoch
+    if not still_waits:
+        epoch = await fleet.records.claim(
+            seen,
+            "start" if host else "wait_host",
+            host=host or seen.host,
+            work_folder=thread.work_folder,
+            agent=thread.agent_type,
+            forced=force,
+        )
     if epoch is None:
         await fleet.nudges.activate(seen.ref)
         return

@@ -110,6 +110,11 @@ class Fleet:
         """Hash: what was learned of a platform: `item_cap` in bytes; written by the drainer that was refused."""
         return self.store.key("platform", self.platform.url)
 
+    async def add_due(self, ref: ThreadRef, kind: str, after_ms: int) -> None:
+        """Make something due on a thread: `list` (its items are read again) or `journal`; nudged in `after_ms`."""
+        keys = self.store.session(ref.session)
+        await self.store.run("due_add", [keys.due, keys.due_at], [ref.alias, f"{kind} {ref.alias}", after_ms])
+
     async def due_items(self, ref: ThreadRef) -> list[str]:
         """Return the ids of a thread's items that events named and nobody has handled yet."""
         prefix = f"item {ref.alias} "

@@ -56,8 +56,7 @@ async def drain(fleet: Fleet, ref: ThreadRef) -> None:
         if not isinstance(error, TransientError):
             raise
         log.warning("%s: posting waits for the platform: %s", ref, error)
-        retry_at = await fleet.store.now_ms() + GIVEN_UP_MS
-        await fleet.store.redis.zadd(fleet.store.session(ref.session).attention, {ref.alias: retry_at})
+        await fleet.add_due(ref, "journal", GIVEN_UP_MS)
     finally:
         keeper.cancel()
 
@@ -172,7 +171,8 @@ async def _write_state(fleet: Fleet, at: SessionRef, ref: ThreadRef, body: Json)
         try:
             value = (await fleet.platform.download_object(at, ref.alias)).get("value")
             thread = parse(value)
-            if thread is not None and thread.state in ("pending", "active") and thread.state != state:
+            wanted = thread is not None and (body.get("force") or thread.state in ("pending", "active"))
+            if thread is not None and wanted and thread.state != state:
                 await fleet.platform.upload_object(at, ref.alias, with_state(value, state))
             break
         except RefusedError as error:

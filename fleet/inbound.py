@@ -57,7 +57,8 @@ async def _replay(fleet: Fleet, ref: ThreadRef, item: Json) -> None:
 async def ingest(fleet: Fleet, ref: ThreadRef) -> None:
     """Look at the items that events named, take in those of persons, and begin a turn when none runs.
 
-    Each is read by its id, since a list may lag behind the event. An item stays due until it was seen.
+    Each is read by its id, since a list may lag behind the event. An item stays due until it was seen. What was said
+    before the thread was ours, and so was passed over, is found by reading the list once more after its start.
 
     Raises:
         TransientError: the platform did not answer; what was not seen stays due.
@@ -67,6 +68,9 @@ async def ingest(fleet: Fleet, ref: ThreadRef) -> None:
         return
     keys = fleet.store.session(ref.session)
     own = await fleet.user_id()
+    if await fleet.store.redis.hexists(keys.due, f"list {ref.alias}"):
+        await catch_up(fleet, at, await fleet.records.read(ref))
+        await fleet.store.run("due_done", [keys.due], [f"list {ref.alias}", "1"])
     for item_id in await fleet.due_items(ref):
         record = await fleet.records.read(ref)
         if record.live:

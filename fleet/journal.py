@@ -86,9 +86,12 @@ def audit_draft(item: Json) -> Draft:
     return Draft("audit", item)
 
 
-def state_draft(state: Literal["active", "failed"], epoch: int) -> Draft:
-    """Return a draft that writes the envelope's state, unless a newer epoch has been claimed by then."""
-    return Draft("state", {"state": state, "epoch": epoch})
+def state_draft(state: Literal["active", "failed"], epoch: int, *, force: bool = False) -> Draft:
+    """Return a draft that writes the envelope's state, unless a newer epoch has been claimed by then.
+
+    Without `force` it is written only where the envelope says `pending` or `active`.
+    """
+    return Draft("state", {"state": state, "epoch": epoch, "force": force})
 
 
 def stamped(item: Json, key: str) -> Json:
@@ -171,8 +174,8 @@ class Journal:
         keys = self._store.thread(ref)
         answer = await self._store.run(
             "drain_next",
-            [keys.drain, keys.journal, keys.journal_meta, keys.session.ours],
-            [token, DRAIN_TTL_MS, entry_id, item_id],
+            [keys.drain, keys.journal, keys.journal_meta, keys.session.ours, keys.session.due, keys.session.due_at],
+            [token, DRAIN_TTL_MS, entry_id, item_id, ref.alias],
         )
         if answer[0] != "entry":
             return None if answer[0] == "empty" else "busy"

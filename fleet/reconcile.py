@@ -1,7 +1,8 @@
 """Level-triggered repair: whatever stands still is nudged again.
 
-Every change that leaves something outstanding puts its thread on the session's list `attention` with the time when to
-look. Looking is cheap and harmless, since a nudge too many changes nothing.
+Every change that leaves something outstanding puts its thread on one of the session's lists, with the time when to look:
+`attention` for its step and its journal, `due_at` for what was noticed and is not handled. Looking is cheap and
+harmless, since a nudge too many changes nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ THREADS_PER_ROUND = 500
 #: ms until a thread is looked at again after it was nudged: the first time, and at most, when it still stands.
 #: A turn may wait for a place for hours, and each nudge is a message in the queue.
 AGAIN_MS, AGAIN_MAX_MS = 10_000, 300_000
+#: The same for what is due: a fault of the platform delays it by this much at most.
+DUE_AGAIN_MAX_MS = 30_000
 
 
 async def reconcile(fleet: Fleet) -> None:
@@ -40,40 +43,57 @@ async def _reconcile_session(fleet: Fleet, session: str) -> None:
         return
     keys = fleet.store.session(session)
     now = await fleet.store.now_ms()
-    rows = await fleet.store.scores(keys.attention, until=now, limit=THREADS_PER_ROUND)
-    if not rows:
-        return
-    due = await fleet.store.hash(keys.due)
-    for alias, score in rows.items():
-        ref = ThreadRef(session, alias)
-        if await _nudge(fleet, ref, due):
-            standing = await fleet.store.redis.hincrby(keys.standing, ref.alias, 1)
-            pause = min(AGAIN_MS * 2 ** (standing - 1), AGAIN_MAX_MS)
-            await fleet.store.redis.zadd(keys.attention, {ref.alias: now + pause}, gt=True)
-        else:
-            await fleet.store.redis.hdel(keys.standing, ref.alias)
-            await fleet.store.run("attention_settle", [keys.attention], [ref.alias, f"{score:.0f}"])
+    overdue = await fleet.store.scores(keys.due_at, until=now, limit=THREADS_PER_ROUND)
+    due = await fleet.store.hash(keys.due) if overdue else {}
+    for alias, score in overdue.items():
+        outstanding = await _nudge_due(fleet, ThreadRef(session, alias), due)
+        await _look_again(fleet, keys.due_at, alias, score, "due ", outstanding, DUE_AGAIN_MAX_MS)
+    standing = await fleet.store.scores(keys.attention, until=now, limit=THREADS_PER_ROUND)
+    for alias, score in standing.items():
+        outstanding = await _nudge_step(fleet, ThreadRef(session, alias))
+        await _look_again(fleet, keys.attention, alias, score, "", outstanding, AGAIN_MAX_MS)
 
 
-async def _nudge(fleet: Fleet, ref: ThreadRef, due: dict[str, str]) -> bool:
-    """Give a thread the nudges it is waiting for; return whether anything is outstanding."""
-    outstanding = False
-    if f"object {ref.alias}" in due:
+async def _look_again(
+    fleet: Fleet, key: str, alias: str, score: float, kind: str, outstanding: bool, at_most_ms: int
+) -> None:
+    """Set when a thread is looked at again, later each time; or strike it off the list `key`."""
+    standing = key.rpartition(":")[0] + ":standing"
+    if outstanding:
+        times = await fleet.store.redis.hincrby(standing, kind + alias, 1)
+        pause_ms = min(AGAIN_MS * 2 ** (times - 1), at_most_ms)
+        await fleet.store.redis.zadd(key, {alias: await fleet.store.now_ms() + pause_ms}, gt=True)
+    else:
+        await fleet.store.redis.hdel(standing, kind + alias)
+        await fleet.store.run("attention_settle", [key], [alias, f"{score:.0f}"])
+
+
+async def _nudge_due(fleet: Fleet, ref: ThreadRef, due: dict[str, str]) -> bool:
+    """Give the nudges for what is due on a thread; return whether anything is."""
+    changed = f"object {ref.alias}" in due
+    said = f"list {ref.alias}" in due or any(name.startswith(f"item {ref.alias} ") for name in due)
+    drained = f"journal {ref.alias}" in due
+    if changed:
         await fleet.nudges.activate(ref)
-        outstanding = True
-    if any(name.startswith(f"item {ref.alias} ") for name in due):
+    if said:
         await fleet.nudges.ingest(ref)
-        outstanding = True
-    if await fleet.store.journal_depth(ref):
+    if drained:
         await fleet.nudges.post_items(ref)
-        outstanding = True
+    return changed or said or drained
+
+
+async def _nudge_step(fleet: Fleet, ref: ThreadRef) -> bool:
+    """Give a thread the nudge that its step is waiting for; return whether anything is outstanding."""
+    journal = await fleet.store.journal_depth(ref) > 0
+    if journal:
+        await fleet.nudges.post_items(ref)
     record = await fleet.records.read(ref)
     if record.step in ("", "end"):
-        return outstanding
-    waits = record.step != "idle" or bool(record.stop)
+        return journal
     if record.step == "idle":
         await lifecycle.advance(fleet, ref)
-    elif not await fleet.leases.held(record):
+        return journal or bool(record.stop)
+    if not await fleet.leases.held(record):
         log.info("%s stands still in step %s: nudged", ref, record.step)
         await lifecycle.dispatch(fleet, record)
-    return outstanding or waits
+    return True

@@ -55,6 +55,7 @@ class Record:
         outcome: how an ended thread ended: `completed`, `failed`, `removed`.
         turn_status, error: how the current turn ended.
         settings: what the envelope said when the epoch was started, see `fleet.start`.
+        forced: whether an operator started the epoch, whatever the envelope said.
         prompted: whether the agent is known to have taken the current turn's prompt.
         began_ms: Redis time when the current turn was first begun; 0 before that.
         fail_code: code with which the thread fails once the current turn is closed.
@@ -83,6 +84,7 @@ class Record:
     stats: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     prompted: bool = False
+    forced: bool = False
     said: int = 0
     began_ms: int = 0
     fail_code: str = ""
@@ -122,7 +124,7 @@ _PLAIN = (
     "fail_code",
 )
 _NUMBERS = ("epoch", "turn", "attempt", "said", "began_ms")
-_JSON = ("turn_items", "turn_newest", "consumed_at", "consumed", "stats", "settings", "prompted")
+_JSON = ("turn_items", "turn_newest", "consumed_at", "consumed", "stats", "settings", "prompted", "forced")
 
 
 def decode(ref: ThreadRef, fields: dict[str, str]) -> Record:

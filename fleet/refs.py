@@ -55,13 +55,18 @@ class SessionKeys:
         return f"{self.prefix}:due"
 
     @property
+    def due_at(self) -> str:
+        """Sorted set: alias with something due → Redis time in ms when to nudge its handling again."""
+        return f"{self.prefix}:due-at"
+
+    @property
     def attention(self) -> str:
         """Sorted set: alias of a thread with something outstanding → Redis time in ms when to look again."""
         return f"{self.prefix}:attention"
 
     @property
     def standing(self) -> str:
-        """Hash: alias → how often in a row reconcile found the thread standing still; written by reconcile."""
+        """Hash: alias → how often in a row reconcile found it standing still, `due ALIAS` → likewise; its writer."""
         return f"{self.prefix}:standing"
 
     @property

@@ -50,7 +50,7 @@ DUE_SLACK_MS = 20
 LOCK_MS = 120_000
 #: ms for which event ids are remembered after they were last seen: longer than any overlap.
 EVENTS_KEPT_MS = 600_000
-#: ms until reconcile looks at a thread that became due.
+#: ms until what became due is nudged again.
 DUE_PATIENCE_MS = 5000
 #: ms for which ids of our own items are remembered, so that their events cost nothing.
 OURS_KEPT_MS = 600_000
@@ -244,7 +244,7 @@ class Poller:
         keys, name = self.keys, self.section.name
         answer = await self._fleet.store.run(
             "section_commit",
-            [keys.section(name), keys.lock(name), keys.events(name), keys.due, keys.attention],
+            [keys.section(name), keys.lock(name), keys.events(name), keys.due, keys.due_at],
             args,
         )
         if answer == ["lost"]:

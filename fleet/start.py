@@ -35,6 +35,9 @@ CONSUMED_KEPT = 50
 #: Bytes of JSON that a policy block may have; the record carries it.
 POLICY_MAX_BYTES = 64 * 1024
 
+#: ms after which a list shows what was posted just before the start of a thread (protocol §1: about 2 s).
+LIST_DELAY_MS = 3000
+
 PERMISSIONS = ("autonomous", "approval", "guarded")
 
 
@@ -77,7 +80,11 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
     else:
         audit = items.audit("thread_active", ref.alias, agent_session_id=record.agent_session)
     await fleet.journal.append_once(
-        ref, f"started:{record.epoch}", state_draft("active", record.epoch), audit_draft(audit), epoch=record.epoch
+        ref,
+        f"started:{record.epoch}",
+        state_draft("active", record.epoch, force=record.forced),
+        audit_draft(audit),
+        epoch=record.epoch,
     )
     started = await fleet.records.transition(
         lease.record,
@@ -97,6 +104,7 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
         consumed=record.consumed,
     )
     await fleet.nudges.post_items(ref)
+    await fleet.add_due(ref, "list", LIST_DELAY_MS)
     if started:
         await lifecycle.advance(fleet, ref)
 

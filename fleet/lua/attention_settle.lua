@@ -1,6 +1,6 @@
--- Strike a thread off the list of those with something outstanding, unless it was put there anew meanwhile.
+-- Strike a thread off a list of those with something outstanding, unless it was put there anew meanwhile.
 --
--- KEYS  1 attention   sorted set: alias -> Redis time in ms when to look at the thread again
+-- KEYS  1 list   sorted set: alias -> Redis time in ms when to look at the thread again
 -- ARGV  1 alias
 --       2 score that the caller read
 -- Returns 1 when it was struck off.

@@ -5,10 +5,13 @@
 --       2 journal        stream, see journal_append.lua
 --       3 journal meta   hash, see journal_append.lua
 --       4 ours           sorted set: ids of items that we stored -> Redis time in ms
+--       5 due            hash, see section_commit.lua: the journal is due for as long as it is being drained
+--       6 due at         sorted set: alias -> Redis time in ms when to nudge again what is due
 -- ARGV  1 token
 --       2 life of the lease in ms
 --       3 id of the entry that was stored, '' to begin
 --       4 id that the platform gave it, '' when it is no item
+--       5 alias
 -- Returns {'busy'} (another drainer), {'lost'}, {'empty'} or
 -- {'entry', id, kind, post_id, body, '1' when it may have been posted already}.
 redis.replicate_commands()
@@ -16,6 +19,9 @@ if ARGV[3] == '' then
   if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
     return {'busy'}
   end
+  local time = redis.call('TIME')
+  redis.call('HSET', KEYS[5], 'journal ' .. ARGV[5], '1')
+  redis.call('ZADD', KEYS[6], 'NX', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2], ARGV[5])
 else
   if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return {'lost'}
@@ -40,6 +46,7 @@ local head = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)[1]
 if not head then
   redis.call('HDEL', KEYS[3], 'inflight')
   redis.call('DEL', KEYS[1], KEYS[2])
+  redis.call('HDEL', KEYS[5], 'journal ' .. ARGV[5])
   return {'empty'}
 end
 local again = redis.call('HGET', KEYS[3], 'inflight') == head[1] and '1' or '0'

@@ -3,13 +3,14 @@
 -- KEYS  1 section     hash: see fleet/sections.py
 --       2 lock        string with expiry: token of the poller
 --       3 events      sorted set: event id -> Redis time in ms
---       4 due         hash: 'object ALIAS' -> number of changes noticed, 'item ALIAS ITEM' -> '1'.
---                     Written here, emptied by the task that has handled it (due_done.lua)
---       5 attention   sorted set: alias -> Redis time in ms when to look at the thread again
+--       4 due         hash: 'object ALIAS' -> number of changes noticed, 'item ALIAS ITEM', 'list ALIAS' (read the
+--                     list again) and 'journal ALIAS' (it is being drained) -> '1'.
+--                     Emptied by the task that has handled it (due_done.lua)
+--       5 due at      sorted set: alias -> Redis time in ms when to nudge again what is due
 -- ARGV  1 token
 --       2 cursor, as JSON; '' to leave it
 --       3 ms for which event ids are remembered
---       4 ms until reconcile looks at a due thread
+--       4 ms until what is due is nudged again
 --       5.. event id, kind ('object', 'item' or ''), alias, item id quadruples
 -- Returns the distinct (kind, alias) that became due as a flat list, or {'lost'} when the poller lost its lock.
 redis.replicate_commands()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fleet.reconcile import reconcile
 from tests.wire.stage import Sandbox, Stage
 
 Play = Callable[..., Any]
@@ -104,5 +105,39 @@ def test_an_event_whose_handling_failed_stays_due(play: Play, sandbox: Sandbox):
         await stage.fleet.nudges.ingest(stage.ref("t"))
         await stage.settle()
         assert await stage.inbox("t") == ["hello"]
+
+    play(scene)
+
+
+def test_what_was_said_around_the_start_is_found_by_reading_the_list_once_more(play: Play):
+    async def scene(stage: Stage) -> None:
+        await stage.hand_over("t")
+        await stage.poll()
+        keys = stage.fleet.store.session(stage.at.session_id)
+        item_id = await stage.say("t", "hello")
+        await stage.fleet.store.redis.zadd(keys.ours, {item_id: 2**50})
+        await stage.poll()
+        assert await stage.inbox("t") == []
+        await stage.fleet.nudges.ingest(stage.ref("t"))
+        await stage.settle()
+        assert await stage.inbox("t") == ["hello"]
+        assert not await stage.fleet.store.redis.hexists(keys.due, "list t")
+
+    play(scene)
+
+
+def test_reconcile_nudges_what_is_due_and_what_stands_still(play: Play):
+    async def scene(stage: Stage) -> None:
+        await stage.hand_over("t", "hello")
+        await stage.poll()
+        stage.nudges.waiting.clear()
+        keys = stage.fleet.store.session(stage.at.session_id)
+        await stage.fleet.store.redis.zadd(keys.attention, {"t": 1})
+        await stage.fleet.store.redis.zadd(keys.due_at, {"t": 1})
+        await reconcile(stage.fleet)
+        assert {name for name, _ in stage.nudges.waiting} == {"ingest", "run_turn"}
+        stage.nudges.waiting.clear()
+        await reconcile(stage.fleet)
+        assert not stage.nudges.waiting
 
     play(scene)
