@@ -464,6 +464,16 @@ def _shown(value: object) -> str:
     return repr(text if len(text) <= SHOWN_VALUE else f"{text[:SHOWN_VALUE]}…")
 
 
+def _policy_problems(config: FleetConfig) -> Iterator[str]:
+    """Check the words of the machine owner's rules. The parser of commands is imported only where there are rules."""
+    from fleet.policy import parse_rules
+
+    try:
+        parse_rules(config.policy.rules, "worker")
+    except ThreadFailedError as error:
+        yield f"policy.rules: {error.detail}"
+
+
 def _contradictions(config: FleetConfig) -> Iterator[str]:
     """Say what is wrong between keys that are right one by one."""
     for agent_type, agent in config.agents.items():
@@ -471,6 +481,8 @@ def _contradictions(config: FleetConfig) -> Iterator[str]:
             yield "agents.scripted.script: is missing, the scripted agent plays a script"
         if agent_type != "scripted" and agent.script:
             yield f"agents.{agent_type}.script: only agents.scripted has a script"
+    if config.policy.rules:
+        yield from _policy_problems(config)
     for (i, one), (j, other) in combinations(enumerate(config.sections), 2):
         if one.name == other.name:
             yield f"sections[{j}].name: {other.name!r} is the name of sections[{i}] too; names must differ"

@@ -86,9 +86,11 @@ def _is_misread(node: Node) -> bool:
             return False
         case "comment":
             return _follows_a_word(node)
+        case "command_substitution":  # in backticks, bash takes backslashes away before it parses
+            return text_of(node).startswith("`") and "\\" in text_of(node)
         case "simple_expansion":  # `$ git` is a dollar sign and a command
             return bool(re.search(r"\s", text_of(node)))
-    return not node.children and _hides_substitution(node)
+    return node.is_named and not node.children and _hides_substitution(node)
 
 
 def _hides_substitution(leaf: Node) -> bool:

@@ -38,7 +38,8 @@ NOWHERE = "/dev/null"
 
 #: A line in which nothing outside of quotes begins another command: the second opinion on what may be allowed.
 _ONE_COMMAND = re.compile(
-    r"""(?:\\[^\n]|'[^']*+'|"(?:[^"\\`$]|\\.|\$(?!\())*+"|&>>?|[<>]&[0-9-]|[^;&|()`\n'"\\])*+""", re.DOTALL
+    r"""(?:\\.|\$'(?:[^'\\]|\\.)*+'|'[^']*+'|"(?:[^"\\`$]|\\.|\$(?!\())*+"|&>>?|[<>]&[0-9-]|[^;&|()`\n'"\\])*+""",
+    re.DOTALL,
 )
 
 #: Options of git that stand before its command and take the next word.
@@ -322,7 +323,7 @@ def _writes_file(redirect: Node) -> bool:
 
 def _opaque_words(text: str) -> Iterator[str]:
     """Yield what could be a program's name, with quotes taken away and with quotes as separators."""
-    for word in re.split(r"[\s;&|()<>=]+", re.sub(r"['\"\\]", "", text)):
+    for word in set(re.split(r"[\s;&|()<>=]+", re.sub(r"['\"\\]", "", text))):
         unknown = re.search(r"[$`*?\[]", word)
         if unknown or ("{" in word and "}" in word and ("," in word or ".." in word)):
             word = word[: unknown.start() if unknown else word.find("{")] + ANY

@@ -13,8 +13,8 @@ from fleet.policy.patterns import ANY, ANY_WORD
 #: How a process substitution reads: bash puts a path of this folder in its place.
 DESCRIPTORS = "/dev/fd/"
 
-#: Leaves in which a brace is text.
-_NO_BRACES = frozenset({"raw_string", "ansi_c_string", "string_content"})
+#: Leaves in which braces and brackets are text.
+_QUOTED = frozenset({"raw_string", "ansi_c_string", "string_content"})
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 _SIMPLE_ESCAPES = {
     "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
@@ -29,9 +29,12 @@ _ANSI_C = re.compile(
 
 def value_of(parts: Sequence[Node]) -> str:
     """Return the value of one word; `parts` are the nodes that touch each other in it."""
-    if _expands_braces(parts):
+    leaves = [leaf for part in parts for leaf in below(part) if not leaf.children]
+    bare = "".join(_ESCAPED.sub("", text_of(leaf)) for leaf in leaves if leaf.type not in _QUOTED)
+    braces, brackets = bare.partition("{")[2], bare.partition("[")[2]
+    if "}" in braces and ("," in braces or ".." in braces):  # {git,push} and {1..3} make several words
         return ANY
-    return "".join(map(_value, parts))
+    return ANY_WORD if "]" in brackets else "".join(map(_value, parts))
 
 
 def ansi_c(text: str) -> str:
@@ -80,14 +83,6 @@ def _unquoted(text: str) -> str:
     return re.sub(
         r"\\(.)|[*?\[]", lambda found: ANY_WORD if found[1] is None else found[1].strip("\n"), text, flags=re.S
     )
-
-
-def _expands_braces(parts: Sequence[Node]) -> bool:
-    """Return whether a word has braces which make several words of it, such as `{git,push}` and `{1..3}`."""
-    leaves = [leaf for part in parts for leaf in below(part) if not leaf.children]
-    bare = "".join(_ESCAPED.sub("", text_of(leaf)) for leaf in leaves if leaf.type not in _NO_BRACES)
-    inside = bare.partition("{")[2]
-    return "}" in inside and ("," in inside or ".." in inside)
 
 
 def _ansi_c_character(found: re.Match[str]) -> str:

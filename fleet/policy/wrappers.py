@@ -124,7 +124,7 @@ def _after_options(arguments: Words, options: _Options) -> Iterator[Words]:
         if word[:1] in (ANY, ANY_WORD) or (word.startswith("-") and not is_known(word)):
             yield from _suffixes(arguments[index:])
             return
-        if not word.startswith("-") or word == "-":
+        if not word.startswith("-"):
             break
         step = _option_length(word, options)
         if not step:
@@ -218,17 +218,18 @@ def _shell(arguments: Words) -> Iterator[Inner]:
     operands = arguments[index:]
     if has_script:
         yield Inner(script=operands[0] if operands else ANY)
-    elif from_stdin or not operands or _is_stdin(operands[0]):
+    elif from_stdin or not operands:
         yield Inner()
+    else:
+        yield from _source(operands)
 
 
 def _source(arguments: Words) -> Iterator[Inner]:
-    if arguments and _is_stdin(arguments[0]):
+    """A script in a file is the file's own affair; in a descriptor it is what a redirection put there."""
+    if arguments and arguments[0] == "/dev/stdin":
         yield Inner()
-
-
-def _is_stdin(path: str) -> bool:
-    return path == "/dev/stdin" or path.startswith((DESCRIPTORS, "/proc/"))
+    elif arguments and arguments[0].startswith((DESCRIPTORS, "/proc/")):
+        yield Inner(script=ANY)
 
 
 def _eval(arguments: Words) -> Iterator[Inner]:

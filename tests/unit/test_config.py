@@ -338,3 +338,9 @@ def test_a_single_machine_workers_file_works_as_it_is(write):
     config = load_config(write(text), {"FLEET_HOST": "solo"})
     assert config.hosts["solo"].work_folders == ("/",)
     assert config.concurrency.per_work_folder == 1
+
+
+def test_the_owners_policy_is_checked_when_the_file_is_read(write):
+    (line,) = refused(write("policy: {rules: [{id: x, effect: execute, action: deny}]}"))
+    assert "policy.rules" in line
+    assert "execute" in line

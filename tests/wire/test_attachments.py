@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fleet import attachments, turn
+from fleet import attachments, attempt, turn
 from fleet.attachments import Fetched, fetch
 from fleet.envelope import new_thread, with_state
 from fleet.events import Agent, AgentDiedError, AgentEvent, Ended, Image, SessionStarted, TurnHost, TurnRequest
@@ -279,7 +279,7 @@ class Dying:
 def test_a_turn_hands_over_its_attachments_with_its_prompt_and_tells_once_what_is_missing(
     play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(turn, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(attempt, "RETRY_PAUSE_S", 0.01)
     agent = Dying()
 
     async def scene(stage: Stage) -> None:
@@ -300,7 +300,7 @@ def test_a_turn_hands_over_its_attachments_with_its_prompt_and_tells_once_what_i
         path = f"in/{said['id']}/shot.png"
         prompt = f"Look:\n\n[attached file: {path} (image/png, 4 KB)]\n\n"
         prompt += "[attached file lost.txt could not be fetched: there is no such file]"
-        assert [request.prompt for request in agent.requests] == [prompt, prompt, turn.CONTINUE]
+        assert [request.prompt for request in agent.requests] == [prompt, prompt, attempt.CONTINUE]
         image = Image(stage.folder / path, "image/png", PNG)
         assert [request.images for request in agent.requests] == [(image,), (image,), ()]
         told = [text for text in await stage.texts("t") if text.startswith("Attachment unavailable")]
