@@ -106,7 +106,7 @@ async def _claim(
     if interrupted:
         detail = f"Turn {seen.turn} was interrupted: the thread was started again."
         drafts.append(item_draft(items.status("restarted", detail)))
-    if not host:
+    if not host and asked != "recover":
         detail = f"No host that is up owns {thread.work_folder}. The thread starts by itself when one comes."
         drafts.append(item_draft(items.status("no_host", detail)))
     if asked == "restart" and await fleet.prompts.cancel(seen.ref, "the thread was started again"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,8 @@ class Asker:
     """Asks for one turn, as the holder of its lease.
 
     `hold_s`: seconds for which the agent's process waits for an answer. `gave` is told of each item that answered.
+    `grants`: calls that a person approved while they were parked, each for one retry. `spent`: ids of items that were
+    said for something else, and so answer nothing.
     """
 
     def __init__(
@@ -60,6 +62,9 @@ class Asker:
         hold_s: float,
         gave: Gave,
         guard: Guard | None = None,
+        *,
+        grants: set[str] | None = None,
+        spent: Collection[str] = (),
     ) -> None:
         self._fleet = fleet
         self._ref = lease.record.ref
@@ -69,6 +74,8 @@ class Asker:
         self._hold_s = hold_s
         self._gave = gave
         self._guard = guard
+        self._grants = grants if grants is not None else set()
+        self._spent = spent
         self._one_at_a_time = asyncio.Lock()
 
     async def permit(self, call: ToolCall) -> Decision:
@@ -82,7 +89,8 @@ class Asker:
             if verdict.action == "deny":
                 return await self._denied(verdict)
         subject = subject_of(call)
-        if await self._fleet.prompts.spend_grant(self._ref, subject):
+        if subject in self._grants:
+            self._grants.remove(subject)
             await self._emitter.emit(items.approval_granted(subject, "user"))
             return Decision(allow=True)
         brief = items.tool_call(call.invocation_id, call.name, call.input)["content"][0]["text"]
@@ -131,7 +139,9 @@ class Asker:
         while True:
             now = await self._fleet.prompts.read(self._ref)
             if now is not None and now.id == prompt.id and now.answer is not None:
-                return now.answer
+                if now.answer["id"] not in self._spent:
+                    return now.answer
+                await self._fleet.prompts.reopen(self._ref)
             if time.monotonic() >= deadline and await self._fleet.prompts.park(self._ref, prompt):
                 raise ParkedError(f"a question of kind {prompt.kind} is parked")
             await asyncio.sleep(WATCH_S)
@@ -144,14 +154,20 @@ async def resolve_answered(fleet: Fleet, ref: ThreadRef, prompt: Prompt, answer:
         await fleet.nudges.post_items(ref)
 
 
-async def parked_answer(fleet: Fleet, ref: ThreadRef, gave: Gave) -> str:
-    """Return what the agent is told of the answer to its parked prompt, and grant what was approved; "" without one."""
+async def parked_answer(fleet: Fleet, ref: ThreadRef, gave: Gave, grants: set[str], spent: Collection[str]) -> str:
+    """Return what the agent is told of the answer to its parked prompt, and grant what was approved; "" without one.
+
+    For `grants` and `spent` see `Asker`.
+    """
     prompt = await fleet.prompts.read(ref)
     if prompt is None or not prompt.parked or prompt.answer is None:
+        return ""
+    if prompt.answer["id"] in spent:
+        await fleet.prompts.reopen(ref)
         return ""
     answer = read_answer(prompt.kind, prompt.questions, prompt.answer)
     await resolve_answered(fleet, ref, prompt, answer)
     await gave(prompt.answer)
     if prompt.kind == "approval" and approval(answer).allow:
-        await fleet.prompts.grant(ref, prompt.subject)
+        grants.add(prompt.subject)
     return in_words(prompt.kind, prompt.questions, answer)

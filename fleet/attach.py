@@ -3,7 +3,8 @@
 Key `NS:section-state:NAME` (hash): `state`, `reason`, `failures` (polls in a row that failed); written by whoever polls
 the section, under its lock once it is attached, and by `detach`. States: `attached`; `retrying` (the platform does not
 answer); any other is the name of why the section stands down.
-Key `NS:{SESSION}:session` (hash): `revision_id`; `down`, the state in which it stands down, absent while it is served.
+Key `NS:{SESSION}:session` (hash): `revision_id`, sealed; `down`, the state in which it stands down, absent while it is
+served.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from datetime import UTC, datetime
 
 from fleet import __version__, items, lifecycle
 from fleet.config import SectionConfig
-from fleet.context import Fleet
+from fleet.context import Fleet, revision_purpose
 from fleet.envelope import WORKER_ALIAS, WorkerInstance, with_worker_instance, worker_object, worker_owner
 from fleet.errors import FleetError
 from fleet.journal import audit_draft
@@ -74,7 +75,9 @@ async def attach(fleet: Fleet, section: SectionConfig, at: SessionRef) -> None:
     """
     await _take_worker_object(fleet, at)
     keys = fleet.store.session(at.session_id)
-    await fleet.store.put(keys.session, {"revision_id": at.revision_id})
+    await fleet.store.put(
+        keys.session, {"revision_id": fleet.seal.seal(revision_purpose(at.session_id), at.revision_id)}
+    )
     await fleet.store.redis.hdel(keys.session, "down")
     await fleet.store.redis.hset(fleet.store.key("sections"), section.name, at.session_id)
     await _audit(fleet, at, items.audit("attached"))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import ssl
 import sys
+from typing import Any
 
 from celery import Celery
+from celery.signals import before_task_publish
+from kombu import serialization
+from kombu.utils.json import JSONEncoder
 
 from fleet.config import FleetConfig, load_config, read_environment
+from fleet.credentials import signing_key
 from fleet.errors import ConfigError, FleetError
 from fleet.local import effective_environment
+from fleet.signing import Seal
 
 #: Queue of what any worker can do: poll, activate, ingest, post.
 FLEET_QUEUE = "fleet"
@@ -19,6 +27,8 @@ TICK_MAX_MS = 250
 TICK_EXPIRES_S = 10
 #: Broker polls per lease: an interval in seconds at which reconcile looks for what stands still.
 RECONCILES_PER_LEASE = 5
+#: Content type of sealed messages, and the purpose of their seal.
+SEALED_TYPE, MESSAGE = "application/x-fleet-sealed", "message"
 
 
 def host_queue(host: str) -> str:
@@ -37,8 +47,11 @@ def tick_s(config: FleetConfig) -> float:
     return interval_ms / max(1, -(-interval_ms // TICK_MAX_MS)) / 1000
 
 
-def make_app(config: FleetConfig, redis_url: str, host: str) -> Celery:
-    """Return the application for `config`, its broker at `redis_url`."""
+def make_app(config: FleetConfig, redis_url: str, host: str, key: str | None = None) -> Celery:
+    """Return the application for `config`, its broker at `redis_url`.
+
+    With a signing `key`, this process seals all that it sends over the broker, and refuses what is not sealed.
+    """
     app = Celery("fleet", broker=redis_url, include=["tasks"])
     app.conf.update(
         accept_content=["json"],
@@ -71,7 +84,35 @@ def make_app(config: FleetConfig, redis_url: str, host: str) -> Celery:
             },
         },
     )
+    if redis_url.startswith("rediss:"):
+        # Without it kombu asks for no certificate. What the URL says wins; the host's name is checked by default.
+        app.conf.broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+    if key:
+        _seal_messages(Seal(key))
     return app
+
+
+def _seal_messages(seal: Seal) -> None:
+    """Let `json` mean sealed JSON here: `celery call`, remote control and events all name that serializer."""
+    register: Any = serialization.register  # without types
+    register(
+        "json",
+        lambda body: seal.seal(MESSAGE, json.dumps(body, cls=JSONEncoder)),
+        lambda data: json.loads(seal.open(MESSAGE, data if isinstance(data, str) else bytes(data).decode())),
+        content_type=SEALED_TYPE,
+    )
+    before_task_publish.connect(_name_the_task, weak=False, dispatch_uid="fleet.name_the_task")
+
+
+def _name_the_task(sender: str, body: tuple[Any, Any, dict[str, Any]], **_: Any) -> None:
+    """Put the task's name, which otherwise stands in the headers alone, into what is sealed."""
+    body[2]["sealed_for"] = sender
+
+
+def is_meant_for(task: Any) -> bool:
+    """Whether the message of the running `task` was sealed for this task. Where nothing is sealed, every message is."""
+    sealed = serialization.registry.name_to_type["json"] == SEALED_TYPE
+    return not sealed or bool(task.request.get("sealed_for") == task.name)
 
 
 def _app_of_environment() -> Celery:
@@ -79,7 +120,7 @@ def _app_of_environment() -> Celery:
     config = load_config(None, environ)
     if config.redis.url is None:
         raise ConfigError("config_invalid", "neither FLEET_REDIS_URL nor redis.url says where Redis is")
-    return make_app(config, config.redis.url, read_environment(environ).host)
+    return make_app(config, config.redis.url, read_environment(environ).host, signing_key(environ))
 
 
 try:

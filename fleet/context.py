@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from fleet.config import Environment, FleetConfig
 from fleet.hosts import Hosts
+from fleet.inbox import Inbox
 from fleet.journal import Journal
 from fleet.leases import Leases
 from fleet.platform.client import PlatformClient, SessionRef
@@ -14,7 +16,15 @@ from fleet.prompts import Prompts
 from fleet.record import Record, Records
 from fleet.redaction import Redactor
 from fleet.refs import ThreadRef
+from fleet.signing import Seal, TamperedError
 from fleet.store import Store
+
+log = logging.getLogger(__name__)
+
+
+def revision_purpose(session: str) -> str:
+    """Return the purpose for which the revision of a session is sealed: whose envelopes are read decides what runs."""
+    return f"revision {session}"
 
 
 class Nudges(Protocol):
@@ -54,6 +64,7 @@ class Fleet:
     """The services of one process and one event loop.
 
     `agents` are the agent types that have an adapter here, `bundled` those of them that need no configured executable.
+    `seal` seals and opens what Redis keeps of what decides about agents.
     """
 
     config: FleetConfig
@@ -64,19 +75,22 @@ class Fleet:
     agents: frozenset[str]
     bundled: frozenset[str]
     redactor: Redactor
+    seal: Seal = field(default_factory=Seal)
     records: Records = field(init=False)
     leases: Leases = field(init=False)
     journal: Journal = field(init=False)
     hosts: Hosts = field(init=False)
+    inbox: Inbox = field(init=False)
     prompts: Prompts = field(init=False)
     _user_id: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        self.records = Records(self.store)
+        self.records = Records(self.store, self.seal)
         self.leases = Leases(self.store, self.config.turns.lease_s)
         self.journal = Journal(self.store, self.redactor)
         self.hosts = Hosts(self.store)
-        self.prompts = Prompts(self.store, self.journal)
+        self.inbox = Inbox(self.store, self.seal)
+        self.prompts = Prompts(self.store, self.journal, self.seal)
 
     @property
     def host(self) -> str:
@@ -94,7 +108,11 @@ class Fleet:
         known = await self.store.hash(self.store.session(session).session)
         if "down" in known or "revision_id" not in known:
             return None
-        return SessionRef(known["revision_id"], session)
+        try:
+            return SessionRef(self.seal.open(revision_purpose(session), known["revision_id"]), session)
+        except TamperedError as error:
+            log.warning("where session %s lives is not known: %s", session, error)
+            return None
 
     async def item_budget(self) -> int:
         """Return the bytes that an item may have: the configured budget, or the platform's lower cap if it is known."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fleet.errors import ConfigError
+from fleet.signing import KEY_MIN_BYTES
 from fleet.yamlfile import read_yaml
 
 #: Where `blobhub login` keeps profiles, below a user's home.
@@ -42,6 +43,23 @@ def person_key(env: Mapping[str, str]) -> str | None:
         ConfigError: `key_missing` or `config_invalid`.
     """
     return _from_environment(env, "FLEET_PERSON_API_KEY")
+
+
+def signing_key(env: Mapping[str, str]) -> str | None:
+    """Return the fleet's signing key, FLEET_SIGNING_KEY or the file of FLEET_SIGNING_KEY_FILE; None: nothing is signed.
+
+    Raises:
+        ConfigError: `signing_key_invalid`.
+    """
+    try:
+        key = _from_environment(env, "FLEET_SIGNING_KEY")
+    except ConfigError as error:
+        raise ConfigError("signing_key_invalid", error.detail) from None
+    if key is not None and len(key) < KEY_MIN_BYTES:
+        raise ConfigError(
+            "signing_key_invalid", f"the signing key has {len(key)} characters, {KEY_MIN_BYTES} are the least"
+        )
+    return key
 
 
 def _from_environment(env: Mapping[str, str], variable: str) -> str | None:

@@ -50,12 +50,9 @@ class Emitter:
         Returns:
             The `uid`s of the agent's events that were said.
         """
-        uids = set()
-        for entry in self._logged():
-            self.said = max(self.said, entry["n"])
-            uids.add(entry["uid"])
+        self.said = max((entry["n"] for entry in self._logged()), default=0)
         await self._send_again(0)
-        return uids
+        return {entry["uid"] for entry in self._files.said_in(self._lease.record.turn)}
 
     async def emit(self, item: Json | None, uid: str | None = None) -> None:
         """Say one item. None says nothing. `uid` is the event's id in the agent's own transcript.
@@ -118,4 +115,5 @@ class Emitter:
             await self._fleet.nudges.post_items(self._lease.record.ref)
 
     def _logged(self) -> Iterator[Json]:
-        return self._files.said(self._lease.record.epoch, self._lease.record.turn)
+        record = self._lease.record
+        return (entry for entry in self._files.said_in(record.turn) if entry["epoch"] == record.epoch)

@@ -53,6 +53,9 @@ CATALOGUE: dict[str, Entry] = {
         "an item stays over the budget even without its long fields", "read it in the host's thread.log"
     ),
     "THREAD_ENVELOPE_INVALID": Entry("the thread's value has another shape than the protocol's", "correct the block"),
+    "ACTIVATION_UNKNOWN": Entry(
+        "the thread's host did not start this activation, or has lost its state folder", "set state to pending"
+    ),
     # The fleet's own
     "config_invalid": Entry("a key or a value of the configuration is wrong", "correct it as the message says"),
     "config_not_found": Entry(
@@ -62,6 +65,10 @@ CATALOGUE: dict[str, Entry] = {
         "there is no API key", "set BLOBHUB_API_KEY, BLOBHUB_API_KEY_FILE, or write ~/.blobhub/credentials.yaml"
     ),
     "key_refused": Entry("the platform does not accept the API key", "check the key and the platform's URL"),
+    "signing_key_invalid": Entry(
+        "the fleet's signing key can't be used",
+        "set FLEET_SIGNING_KEY or FLEET_SIGNING_KEY_FILE to the same long random text on every machine, or neither",
+    ),
     "credentials_exposed": Entry("the credentials file can be read by others", "chmod 600 it"),
     "person_key_missing": Entry(
         "there is no key of a person", "set FLEET_PERSON_API_KEY or FLEET_PERSON_API_KEY_FILE to speak as a person"

@@ -12,9 +12,10 @@ from fleet.context import Fleet
 from fleet.emitter import Emitter, LeaseLostError
 from fleet.hostfiles import HostFiles
 from fleet.leases import Lease
+from fleet.rebuild import checkpoint_of, consumed
 from fleet.record import Step
 from fleet.refs import ThreadRef
-from fleet.start import checkpoint_of, consumed
+from fleet.terms import on_terms
 
 log = logging.getLogger(__name__)
 
@@ -25,16 +26,17 @@ async def publish_artifacts(fleet: Fleet, ref: ThreadRef, epoch: int, turn: int)
         if lease is None:
             return
         record = lease.record
-        block = record.settings.get("artifacts")
+        terms = on_terms(record, fleet.environment.home)
+        block = terms and terms.settings["artifacts"]
         at = await fleet.at(ref.session)
         if at is None:
             return
         said = record.said
-        if block:
+        if terms and block:
             published = await artifacts.publish(
                 fleet.platform,
                 at,
-                Path(record.work_folder),
+                Path(terms.work_folder),
                 block["prefix"],
                 block["source"],
                 fleet.config.artifacts.upload,
@@ -56,7 +58,7 @@ async def close_turn(fleet: Fleet, ref: ThreadRef, epoch: int, turn: int) -> Non
 
 
 async def _close(fleet: Fleet, lease: Lease) -> None:
-    record = lease.record
+    record = on_terms(lease.record, fleet.environment.home) or lease.record
     await fleet.prompts.forget(record.ref)
     if record.fail_code:
         await lifecycle.fail(fleet, record, record.fail_code, record.error, token=lease.token)

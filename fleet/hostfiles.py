@@ -6,6 +6,7 @@ Under the state folder, `jobs/session_agent_harness-SESSION/threads/ALIAS/`:
   process that holds the thread's lease. A line is handed to the kernel at once, so that it outlives the process;
   the disk is asked to keep it (fsync) at the end of each turn, so that it outlives a power cut.
 - `thread.yaml`: the checkpoint, replaced as a whole by the holder of the lease.
+- `terms.json`: what the epoch's turns run on (`fleet.terms`).
 
 All of it is readable by its owner alone.
 """
@@ -16,7 +17,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -48,6 +49,7 @@ class HostFiles:
         self.folder = home / "jobs" / job_id(ref.session) / "threads" / ref.alias
         self.log = self.folder / "logs" / "thread.log"
         self.checkpoint = self.folder / "thread.yaml"
+        self.terms = self.folder / "terms.json"
         self.agent_state = self.folder / "agent"
         self.process = self.folder / "agent.json"
 
@@ -68,15 +70,19 @@ class HostFiles:
         rotated = [self.log.with_name(f"thread.log.{index}") for index in range(LOGS_KEPT, 0, -1)]
         return [*rotated, self.log]
 
-    def said(self, epoch: int, turn: int) -> Iterator[Json]:
-        """Yield the logs' lines of one turn, in order. A line that a crash cut short ends nothing but itself."""
+    def said(self) -> Iterator[Json]:
+        """Yield all lines of the logs, in order. A line that a crash cut short ends nothing but itself."""
         for log in self._logs():
             with suppress(FileNotFoundError), log.open(encoding="utf-8", errors="replace") as lines:
                 for line in lines:
                     with suppress(ValueError):
                         entry = json.loads(line)
-                        if isinstance(entry, dict) and (entry.get("epoch"), entry.get("turn")) == (epoch, turn):
+                        if isinstance(entry, dict) and isinstance(entry.get("item"), dict):
                             yield entry
+
+    def said_in(self, turn: int) -> Iterator[Json]:
+        """Yield the lines of one turn, whatever epoch they are of."""
+        return (entry for entry in self.said() if entry.get("turn") == turn)
 
 
 class LogWriter:
@@ -124,10 +130,9 @@ class LogWriter:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a host remembers of a thread so that its record can be rebuilt.
+    """What a host remembers of a thread so that its record can be rebuilt; the fields are those of `fleet.record`.
 
-    `consumed_at` and `consumed` say which persons' items a finished turn has consumed: the newest one's `created_at`,
-    and ids of the latest.
+    `step` is `run` or `publish` while a turn is under way, else empty; the fields behind it belong to that turn.
     """
 
     epoch: int = 0
@@ -135,6 +140,15 @@ class Checkpoint:
     agent_session: str = ""
     consumed_at: str | int | float | None = None
     consumed: tuple[str, ...] = ()
+    step: str = ""
+    prompted: bool = False
+    turn_items: tuple[str, ...] = ()
+    turn_newest: str | int | float | None = None
+    began_ms: int = 0
+    turn_status: str = ""
+    error: str = ""
+    fail_code: str = ""
+    stats: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
@@ -143,7 +157,7 @@ class Checkpoint:
             value = yaml.safe_load(path.read_text(encoding="utf-8"))
             known = {name: value[name] for name in asdict(cls()) if name in value}
             checkpoint = cls(**known)
-            return replace(checkpoint, consumed=tuple(checkpoint.consumed))
+            return replace(checkpoint, consumed=tuple(checkpoint.consumed), turn_items=tuple(checkpoint.turn_items))
         except (OSError, yaml.YAMLError, TypeError, ValueError):
             return cls()
 
@@ -153,7 +167,8 @@ class Checkpoint:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w", encoding="utf-8") as file:
-            yaml.safe_dump(asdict(self) | {"consumed": list(self.consumed)}, file)
+            lists = {"consumed": list(self.consumed), "turn_items": list(self.turn_items)}
+            yaml.safe_dump(asdict(self) | lists, file)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -13,6 +13,7 @@ from typing import Any
 from fleet import lifecycle
 from fleet.attachments import Place
 from fleet.context import Fleet
+from fleet.inbox import order
 from fleet.items import clean
 from fleet.platform.client import SessionRef, Timestamp
 from fleet.platform.errors import RefusedError
@@ -22,9 +23,6 @@ from fleet.record import Record
 from fleet.refs import ThreadRef
 
 Json = dict[str, Any]
-
-#: Ids of persons' items that are remembered per thread: more than can stand within one overlap.
-SEEN_KEPT = 5000
 
 
 async def catch_up(fleet: Fleet, at: SessionRef, record: Record, *, rebuild: bool = False) -> None:
@@ -98,22 +96,7 @@ async def _take_in(fleet: Fleet, record: Record, item: Json) -> None:
     kept = {name: item.get(name) for name in ("id", "created_at", "content", "metadata")}
     if await fleet.prompts.answer(record.ref, kept):
         return
-    keys = fleet.store.thread(record.ref)
-    await fleet.store.run("inbox_add", [keys.inbox, keys.seen], [SEEN_KEPT, id_, json.dumps(kept)])
-
-
-async def waiting(fleet: Fleet, ref: ThreadRef) -> list[Json]:
-    """Return what waits in a thread's inbox, in the order in which it was said."""
-    rows = await fleet.store.hash(fleet.store.thread(ref).inbox)
-    return sorted((json.loads(text) for text in rows.values()), key=_order)
-
-
-def _order(item: Json) -> tuple[float, str, str]:
-    """Sort by the platform's own time, a number or an ISO string by version, and the id within one instant."""
-    created = item.get("created_at")
-    if isinstance(created, int | float):
-        return (created, "", item["id"])
-    return (0, str(created), item["id"])
+    await fleet.inbox.add(record.ref, kept)
 
 
 def prompt_of(items: Iterable[Json], attached: Mapping[Place, str]) -> str:
@@ -142,4 +125,4 @@ def newest_time(items: Iterable[Json], before: Timestamp | None) -> Timestamp | 
     """Return the latest `created_at` of items in the platform's own order, `before` when there is none."""
     times = [item.get("created_at") for item in items]
     known = [time for time in (before, *times) if time is not None]
-    return max(known, key=lambda time: _order({"created_at": time, "id": ""}), default=None)
+    return max(known, key=lambda time: order({"created_at": time, "id": ""}), default=None)

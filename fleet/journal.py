@@ -133,7 +133,7 @@ class Journal:
         """
         args: list[str | int] = [ref.alias, "" if epoch is None else str(epoch), cause, CAUSES_KEPT]
         for index, draft in enumerate(drafts):
-            key = post_id(ref, cause, index)
+            key = (draft.body.get("metadata") or {}).get("post_id") or post_id(ref, cause, index)
             body = draft.body if draft.kind == "state" else stamped(draft.body, key)
             args += [draft.kind, key, self._redactor.json(json.dumps(body))]
         keys = self._store.thread(ref)

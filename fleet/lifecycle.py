@@ -19,7 +19,7 @@ async def advance(fleet: Fleet, ref: ThreadRef) -> None:
         return
     prompt = await fleet.prompts.read(ref)
     answered = prompt is not None and prompt.parked and prompt.answer is not None
-    if not answered and not await fleet.store.redis.hlen(fleet.store.thread(ref).inbox):
+    if not answered and not await fleet.inbox.waiting(ref):
         return
     begun = await fleet.records.transition(
         record,

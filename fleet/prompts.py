@@ -1,27 +1,31 @@
 """The open prompt of a thread: at most one, answered by the next item of a person (protocol §4, interactive prompts).
 
-Key `NS:{SESSION}:prompt:ALIAS` (hash): `id`, `kind`, `questions` (JSON), `subject` (of an approval), `state` (open or
-answered), `parked` (1: no process waits for the answer, it starts a new turn), `item` and `answer` (id and JSON of the
-item that answered), `taken` (token of the lease under which the agent got the answer). Written by the turn under its
-lease, answered by whoever takes in the thread's items, deleted by the turn's end.
-Key `NS:{SESSION}:grant:ALIAS` (string): a call that a person approved while it was parked, for one retry; written and
-deleted by the turn under its lease.
+Key `NS:{SESSION}:prompt:ALIAS` (hash): `id`, `asked` (JSON of `kind`, `questions` and `subject`, sealed), `state`
+(open or answered), `parked` (1: no process waits for the answer, it starts a new turn), `item` and `answer` (id and
+sealed JSON of the item that answered), `taken` (token of the lease under which the agent got the answer). Written by
+the turn under its lease, answered by whoever takes in the thread's items, deleted by the turn's end. An answer is
+sealed for its prompt; a prompt that does not open is none, and an answer that does not is taken away.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fleet import items
 from fleet.events import PromptKind, Question, ToolCall
+from fleet.inbox import read_again
 from fleet.journal import Journal, item_draft
 from fleet.refs import ThreadRef
+from fleet.signing import Seal, TamperedError
 from fleet.store import Store
 
 Json = dict[str, Any]
+
+log = logging.getLogger(__name__)
 
 #: Keys of a tool's input that name what the call is about, the first that is there.
 SUBJECT_KEYS = ("command", "file_path", "notebook_path", "path", "url")
@@ -80,38 +84,66 @@ def prompt_of_item(item: Json) -> Prompt | None:
 class Prompts:
     """Reads and changes the open prompts of threads."""
 
-    def __init__(self, store: Store, journal: Journal) -> None:
+    def __init__(self, store: Store, journal: Journal, seal: Seal) -> None:
         self._store = store
         self._journal = journal
+        self._seal = seal
 
     async def read(self, ref: ThreadRef) -> Prompt | None:
         """Return a thread's prompt, open or answered; None when there is none."""
         fields = await self._store.hash(self._store.thread(ref).prompt)
         if "id" not in fields:
             return None
+        try:
+            asked = json.loads(self._seal.open(_asked_in(ref, fields["id"]), fields["asked"]))
+        except TamperedError as error:
+            log.warning("%s: the open prompt is passed over: %s", ref, error)
+            return None
         questions = tuple(
             Question(q["question"], q["header"], tuple((o[0], o[1]) for o in q["options"]), q["multi_select"])
-            for q in json.loads(fields["questions"])
+            for q in asked["questions"]
         )
-        kind: Any = fields["kind"]
         return Prompt(
             fields["id"],
-            kind,
+            asked["kind"],
             questions,
-            fields["subject"],
+            asked["subject"],
             fields.get("parked") == "1",
-            json.loads(fields["answer"]) if "answer" in fields else None,
+            await self._opened_answer(ref, fields),
             fields.get("taken", ""),
         )
+
+    async def _opened_answer(self, ref: ThreadRef, fields: dict[str, str]) -> Json | None:
+        if "answer" not in fields:
+            return None
+        try:
+            answer: Json = json.loads(self._seal.open(_answer_of(ref, fields["id"]), fields["answer"]))
+        except TamperedError as error:
+            log.warning("%s: the answer to a prompt is dropped: %s", ref, error)
+            await self.reopen(ref)
+            await read_again(self._store, ref, fields.get("item", ""))
+            return None
+        return answer
+
+    async def reopen(self, ref: ThreadRef) -> None:
+        """Take the answer to a thread's prompt away: nobody has given it."""
+        key = self._store.thread(ref).prompt
+        async with self._store.redis.pipeline() as pipe:
+            pipe.hset(key, "state", "open")
+            pipe.hdel(key, "item", "answer")
+            await pipe.execute()
 
     async def open(self, ref: ThreadRef, prompt: Prompt) -> None:
         """Make `prompt` the thread's open one."""
         key = self._store.thread(ref).prompt
+        asked = {
+            "kind": prompt.kind,
+            "questions": [asdict(question) for question in prompt.questions],
+            "subject": prompt.subject,
+        }
         fields = {
             "id": prompt.id,
-            "kind": prompt.kind,
-            "questions": json.dumps([asdict(question) for question in prompt.questions]),
-            "subject": prompt.subject,
+            "asked": self._seal.seal(_asked_in(ref, prompt.id), json.dumps(asked)),
             "parked": "1" if prompt.parked else "",
             "state": "open",
         }
@@ -123,7 +155,11 @@ class Prompts:
     async def answer(self, ref: ThreadRef, item: Json) -> bool:
         """Give a person's item to the thread's open prompt. Returns whether it is its answer."""
         keys = self._store.thread(ref)
-        return bool(await self._store.run("prompt_answer", [keys.prompt, keys.seen], [item["id"], json.dumps(item)]))
+        id_ = await self._store.redis.hget(keys.prompt, "id")
+        if id_ is None:
+            return False
+        answer = self._seal.seal(_answer_of(ref, str(id_)), json.dumps(item))
+        return bool(await self._store.run("prompt_answer", [keys.prompt, keys.seen], [item["id"], answer, str(id_)]))
 
     async def park(self, ref: ThreadRef, prompt: Prompt) -> bool:
         """Park an open prompt. Returns False when it has been answered in this moment."""
@@ -134,9 +170,8 @@ class Prompts:
         await self._store.put(self._store.thread(ref).prompt, {"taken": token})
 
     async def forget(self, ref: ThreadRef) -> None:
-        """Delete a thread's prompt and grant: the turn that was given the answer has ended."""
-        keys = self._store.thread(ref)
-        await self._store.redis.delete(keys.prompt, keys.grant)
+        """Delete a thread's prompt: the turn that was given the answer has ended."""
+        await self._store.redis.delete(self._store.thread(ref).prompt)
 
     async def resolve(self, ref: ThreadRef, prompt: Prompt, item: items.Item) -> bool:
         """Say, once per prompt, how it was resolved. Returns whether a drainer must be called."""
@@ -152,11 +187,10 @@ class Prompts:
         await self.forget(ref)
         return call
 
-    async def grant(self, ref: ThreadRef, subject: str) -> None:
-        """Let the next call about `subject` through, once."""
-        await self._store.redis.set(self._store.thread(ref).grant, subject)
 
-    async def spend_grant(self, ref: ThreadRef, subject: str) -> bool:
-        """Use up the grant for `subject`. Returns False when there is none."""
-        key = self._store.thread(ref).grant
-        return await self._store.redis.get(key) == subject and bool(await self._store.redis.delete(key))
+def _asked_in(ref: ThreadRef, id_: str) -> str:
+    return f"prompt {ref} {id_}"
+
+
+def _answer_of(ref: ThreadRef, id_: str) -> str:
+    return f"answer {ref} {id_}"

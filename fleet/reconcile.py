@@ -1,7 +1,7 @@
 """Level-triggered repair: whatever stands still is nudged again.
 
-Every change that leaves something outstanding puts its thread on one of the session's lists, with the time when to look:
-`attention` for its step and its journal, `due_at` for what was noticed and is not handled. Looking is cheap and
+Every change that leaves something outstanding puts its thread on one of the session's lists, with the time when to
+look: `attention` for its step and its journal, `due_at` for what was noticed and is not handled. Looking is cheap and
 harmless, since a nudge too many changes nothing.
 """
 

@@ -7,17 +7,23 @@ a step is held, the holder of its lease. An epoch is one activation; a newer one
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fleet.refs import ThreadRef
+from fleet.signing import Seal, TamperedError
 from fleet.store import Store
+
+log = logging.getLogger(__name__)
 
 Step = Literal["wait_host", "start", "idle", "run", "publish", "close", "end"]
 
 #: Every change of step there is, by name: the steps it may come from and the step it leads to.
 TRANSITIONS: dict[str, tuple[frozenset[Step], Step]] = {
     "started": (frozenset({"start"}), "idle"),
+    "run_restored": (frozenset({"start"}), "run"),
+    "publish_restored": (frozenset({"start"}), "publish"),
     "turn_begun": (frozenset({"idle"}), "run"),
     "turn_ran": (frozenset({"run"}), "publish"),
     "published": (frozenset({"publish"}), "close"),
@@ -54,7 +60,7 @@ class Record:
         stop: why the running turn should stop; empty: go on.
         outcome: how an ended thread ended: `completed`, `failed`, `removed`.
         turn_status, error: how the current turn ended.
-        settings: what the envelope said when the epoch was started, see `fleet.start`.
+        settings: what the turns run on; not in Redis, see `fleet.terms`.
         forced: whether an operator started the epoch, whatever the envelope said.
         prompted: whether the agent is known to have taken the current turn's prompt.
         began_ms: Redis time when the current turn was first begun; 0 before that.
@@ -124,22 +130,35 @@ _PLAIN = (
     "fail_code",
 )
 _NUMBERS = ("epoch", "turn", "attempt", "said", "began_ms")
-_JSON = ("turn_items", "turn_newest", "consumed_at", "consumed", "stats", "settings", "prompted", "forced")
+_JSON = ("turn_items", "turn_newest", "consumed_at", "consumed", "stats", "prompted", "forced")
 
 
-def decode(ref: ThreadRef, fields: dict[str, str]) -> Record:
+def decode(ref: ThreadRef, fields: dict[str, str], seal: Seal) -> Record:
     """Return the record that a Redis hash holds; unknown fields, of a newer version, are passed over."""
     values: dict[str, Any] = {name: fields[name] for name in _PLAIN if name in fields}
     values |= {name: int(fields[name]) for name in _NUMBERS if name in fields}
     values |= {name: json.loads(fields[name]) for name in _JSON if name in fields}
+    if "agent_session" in values:
+        values["agent_session"] = _opened_session(ref, values["agent_session"], seal)
     for name in ("turn_items", "consumed"):
         if name in values:
             values[name] = tuple(values[name])
     return Record(ref=ref, **values)
 
 
-def encode(changes: dict[str, Any]) -> list[str]:
+def _opened_session(ref: ThreadRef, sealed: str, seal: Seal) -> str:
+    """Return the agent's session, which decides what the agent knows already; none when it can't be trusted."""
+    try:
+        return seal.open(f"agent_session {ref}", sealed)
+    except TamperedError as error:
+        log.warning("%s: the agent's session is forgotten: %s", ref, error)
+        return ""
+
+
+def encode(ref: ThreadRef, changes: dict[str, Any], seal: Seal) -> list[str]:
     """Return field, value pairs for a script."""
+    if "agent_session" in changes:
+        changes = changes | {"agent_session": seal.seal(f"agent_session {ref}", changes["agent_session"])}
     pairs: list[str] = []
     for name, value in changes.items():
         pairs += [name, json.dumps(value) if name in _JSON else str(value)]
@@ -149,12 +168,13 @@ def encode(changes: dict[str, Any]) -> list[str]:
 class Records:
     """Reads records and changes them, each change one compare-and-set."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, seal: Seal | None = None) -> None:
         self._store = store
+        self._seal = seal or Seal()
 
     async def read(self, ref: ThreadRef) -> Record:
         """Return the record of `ref`; one that does not exist has epoch 0."""
-        return decode(ref, await self._store.hash(self._store.thread(ref).record))
+        return decode(ref, await self._store.hash(self._store.thread(ref).record), self._seal)
 
     async def all(self, session: str) -> list[Record]:
         """Return the records of a session's threads, by alias."""
@@ -168,7 +188,7 @@ class Records:
         for alias in expired:
             keys = self._store.thread(ThreadRef(session, alias))
             await self._store.run("forget_expired", [keys.session.threads, keys.record], [alias])
-        return [decode(ref, fields) for ref, fields in zip(refs, rows, strict=True) if fields]
+        return [decode(ref, fields, self._seal) for ref, fields in zip(refs, rows, strict=True) if fields]
 
     async def claim(self, seen: Record, step: Literal["start", "wait_host"], **changes: Any) -> int | None:
         """Claim the next epoch if the record is still as `seen`. Returns the epoch, or None when it has changed."""
@@ -182,7 +202,7 @@ class Records:
                 seen.step,
                 step,
                 NUDGE_PATIENCE_MS,
-                *encode(changes),
+                *encode(seen.ref, changes, self._seal),
             ],
         )
         return int(epoch) if epoch else None
@@ -225,7 +245,7 @@ class Records:
                 "1" if release else "",
                 len(consumed_ids),
                 *consumed_ids,
-                *encode(changes),
+                *encode(record.ref, changes, self._seal),
             ],
         )
         if done and target == "end":
@@ -250,6 +270,6 @@ class Records:
             await self._store.run(
                 "set_fields",
                 [keys.record, keys.lease, keys.session.attention],
-                [record.ref.alias, str(record.epoch), token, patience_ms, *encode(changes)],
+                [record.ref.alias, str(record.epoch), token, patience_ms, *encode(record.ref, changes, self._seal)],
             )
         )

@@ -148,11 +148,6 @@ class ThreadKeys:
         """Hash: the open prompt (`fleet.prompts`)."""
         return self._key("prompt")
 
-    @property
-    def grant(self) -> str:
-        """String: a call that was approved while parked (`fleet.prompts`)."""
-        return self._key("grant")
-
 
 def post_id(ref: ThreadRef, *cause: object) -> str:
     """Return the idempotency key of a post: a pure function of the thread and of what caused it.

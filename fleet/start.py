@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,14 @@ from fleet.journal import audit_draft, state_draft
 from fleet.leases import Lease
 from fleet.platform.client import SessionRef
 from fleet.policy import parse_policy
-from fleet.record import Record
+from fleet.rebuild import restored, say_again
 from fleet.refs import ThreadRef
+from fleet.terms import Terms
 
 log = logging.getLogger(__name__)
 
-#: Ids of consumed items that a record remembers: more than can stand within one overlap of the list.
-CONSUMED_KEPT = 50
 
-#: Bytes of JSON that a policy block may have; the record carries it.
+#: Bytes of JSON that a policy block may have: every turn parses it.
 POLICY_MAX_BYTES = 64 * 1024
 
 #: ms after which a list shows what was posted just before the start of a thread (protocol §1: about 2 s).
@@ -54,12 +53,11 @@ async def start_thread(fleet: Fleet, ref: ThreadRef, epoch: int) -> None:
     lease = await fleet.leases.take(record)
     if lease is None:
         return
-    try:
-        await _start(fleet, at, lease)
-    except ThreadFailedError as error:
-        await lifecycle.fail(fleet, record, error.code, error.detail, token=lease.token)
-    finally:
-        await fleet.leases.release(lease)
+    async with fleet.leases.kept(lease):
+        try:
+            await _start(fleet, at, lease)
+        except ThreadFailedError as error:
+            await lifecycle.fail(fleet, record, error.code, error.detail, token=lease.token)
 
 
 async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
@@ -72,10 +70,12 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
     agent = checked_agent(thread, fleet)
     files = HostFiles(fleet.environment.home, ref)
     files.create()
-    record = _restored(lease.record, Checkpoint.read(files.checkpoint))
-    checkpoint_of(record).write(files.checkpoint)
-    await catch_up(fleet, at, record, rebuild=thread.state == "active")
-    if thread.state == "active":
+    record, step = restored(lease.record, Checkpoint.read(files.checkpoint))
+    lost = thread.state == "active"
+    if lost:
+        await say_again(fleet, at, ref)
+    await catch_up(fleet, at, record, rebuild=lost)
+    if lost:
         audit = items.audit("thread_recovered", ref.alias)
     else:
         audit = items.audit("thread_active", ref.alias, agent_session_id=record.agent_session)
@@ -86,27 +86,26 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
         audit_draft(audit),
         epoch=record.epoch,
     )
+    values = {field.name: getattr(record, field.name) for field in fields(Checkpoint)}
+    del values["epoch"], values["step"]
+    settings = asdict(agent) | {
+        "artifacts": _outbox(ref, thread, folder),
+        "inbox": thread.inbox or fleet.config.attachments.inbox,
+        "policy": thread.policy if agent.permissions == "guarded" else None,
+    }
+    Terms(record.epoch, str(folder), agent.type, settings).write(files)
     started = await fleet.records.transition(
         lease.record,
-        "started",
+        f"{step}_restored" if step else "started",
         token=lease.token,
         release=True,
         work_folder=str(folder),
-        settings=asdict(agent)
-        | {
-            "artifacts": _outbox(ref, thread, folder),
-            "inbox": thread.inbox or fleet.config.attachments.inbox,
-            "policy": thread.policy if agent.permissions == "guarded" else None,
-        },
-        turn=record.turn,
-        agent_session=record.agent_session,
-        consumed_at=record.consumed_at,
-        consumed=record.consumed,
+        **values,
     )
     await fleet.nudges.post_items(ref)
     await fleet.add_due(ref, "list", LIST_DELAY_MS)
     if started:
-        await lifecycle.advance(fleet, ref)
+        await lifecycle.dispatch(fleet, await fleet.records.read(ref))
 
 
 def checked_folder(work_folder: str, roots: tuple[str, ...]) -> Path:
@@ -170,33 +169,6 @@ def checked_policy(block: object, fleet: Fleet) -> None:
     if size > POLICY_MAX_BYTES:
         raise ThreadFailedError("POLICY_INVALID", f"the policy block has {size} bytes, {POLICY_MAX_BYTES} at most")
     parse_policy(block, fleet.config.policy.rules)
-
-
-def checkpoint_of(record: Record) -> Checkpoint:
-    """Return what a host must remember of `record`."""
-    return Checkpoint(record.epoch, record.turn, record.agent_session, record.consumed_at, record.consumed)
-
-
-def consumed(record: Record) -> Record:
-    """Return `record` with the items that its turn was given counted as consumed."""
-    return replace(
-        record,
-        consumed_at=record.consumed_at if record.turn_newest is None else record.turn_newest,
-        consumed=(*record.consumed, *record.turn_items)[-CONSUMED_KEPT:],
-    )
-
-
-def _restored(record: Record, checkpoint: Checkpoint) -> Record:
-    """Return `record` with what the host remembers where Redis remembers less."""
-    if checkpoint.turn <= record.turn:
-        return record
-    return replace(
-        record,
-        turn=checkpoint.turn,
-        agent_session=checkpoint.agent_session,
-        consumed_at=checkpoint.consumed_at,
-        consumed=checkpoint.consumed,
-    )
 
 
 def _outbox(ref: ThreadRef, thread: Thread, folder: Path) -> dict[str, Any] | None:

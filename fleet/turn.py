@@ -1,70 +1,39 @@
-"""One turn: the agent is started or resumed, and what it does is said, until it ends or is stopped.
+"""One turn, as the holder of the lease of the step `run`.
 
-The turn holds the lease of the step `run`. It stops its agent when it is asked to, and at once when it can't renew.
+An attempt runs for as long as the lease is kept; it stops its agent when it is asked to, and at once when the lease
+can't be renewed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any
 
 from redis.exceptions import RedisError
 
-from fleet import attachments, items, lifecycle
-from fleet.asker import Asker, Guard, ParkedError, parked_answer
+from fleet import lifecycle
+from fleet.asker import ParkedError
+from fleet.attempt import AgentRuntime, Attempt, Outcome, crashed
 from fleet.context import Fleet
-from fleet.emitter import Emitter, LeaseLostError
-from fleet.environment import agent_environment
+from fleet.emitter import LeaseLostError
 from fleet.errors import ThreadFailedError
-from fleet.events import Agent, AgentDiedError, Ended, Image, SaidEvent, SessionStarted, TurnRequest, Usage
+from fleet.events import AgentDiedError
 from fleet.hostfiles import HostFiles
-from fleet.inbound import newest_time, prompt_of, waiting
 from fleet.leases import RENEWALS, Lease
-from fleet.platform.client import SessionRef, Timestamp
-from fleet.policy import parse_policy
+from fleet.rebuild import checkpoint_of, consumed
 from fleet.record import INTERRUPTED, Record
 from fleet.refs import ThreadRef
-from fleet.start import checkpoint_of, consumed
+from fleet.terms import on_terms
 
 log = logging.getLogger(__name__)
 
-#: What a resumed agent is told when it had taken the prompt before it was interrupted.
-CONTINUE = "You were interrupted. Go on where you left off."
-#: The token of the status that names the attachments which could not be fetched (protocol §4).
-UNAVAILABLE = "attachment_unavailable"
 #: Why an attempt is ended although its turn has not ended.
 UNFINISHED = frozenset({"lost", "superseded", "shutdown", INTERRUPTED})
-#: Pause in seconds before a turn whose model failed is resumed: the first, and the factor for each further one.
-RETRY_PAUSE_S, RETRY_FACTOR = 1.0, 3.0
-
-
-Json = dict[str, Any]
-
-
-class AgentRuntime(Protocol):
-    """What the turn needs of the agents' side."""
-
-    def load(self, agent_type: str) -> Agent:
-        """Return the adapter of an agent type."""
-        ...
-
-    def end_leftovers(self, process_file: Path) -> int:
-        """End what a crash left behind of an agent, and return how many processes that were."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a turn ended: `status` and `error` as in `turn_end`; `code` when its thread fails with it."""
-
-    status: str
-    error: str = ""
-    code: str = ""
+#: The turn gives its place back without a `turn_end`: a person's answer starts a new one in the same agent session.
+PARKED = Outcome("parked")
 
 
 async def run_turn(
@@ -83,8 +52,9 @@ async def run_turn(
     lease = await fleet.leases.take(record)
     if lease is None:
         return
-    attempt = Attempt(fleet, runtime, lease, at)
     try:
+        taken = await fleet.records.read(ref)
+        attempt = Attempt(fleet, runtime, lease, on_terms(taken, fleet.environment.home) or taken, at)
         outcome = await _supervised(fleet, lease, attempt, shutdown)
         if outcome is not None:
             await _over(fleet, lease, attempt, outcome)
@@ -126,7 +96,7 @@ async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: as
     except asyncio.CancelledError:
         log.info("%s was stopped: %s", name, stopped_by)
         if stopped_by in ("shutdown", INTERRUPTED):
-            await fleet.records.set_held(lease.record, lease.token, attempt=attempt.number - 1)
+            await fleet.records.set_held(lease.record, lease.token, attempt=attempt.record.attempt - 1)
         return None if stopped_by in UNFINISHED else Outcome("stopped")
     except ParkedError as error:
         log.info("%s: %s", name, error)
@@ -137,21 +107,12 @@ async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: as
         log.warning("%s: %s", name, error)
         return None
     except AgentDiedError as error:
-        log.warning("%s, attempt %d: %s", name, attempt.number, error)
+        log.warning("%s, attempt %d: %s", name, attempt.record.attempt, error)
     except Exception:
-        log.exception("%s, attempt %d", name, attempt.number)
-    if attempt.number >= fleet.config.turns.attempts:
-        return crashed(attempt.number)
+        log.exception("%s, attempt %d", name, attempt.record.attempt)
+    if attempt.record.attempt >= fleet.config.turns.attempts:
+        return crashed(attempt.record.attempt)
     return None
-
-
-#: The turn gives its place back without a `turn_end`: a person's answer starts a new one in the same agent session.
-PARKED = Outcome("parked")
-
-
-def crashed(attempts: int) -> Outcome:
-    """Return the end of a turn that was interrupted too often."""
-    return Outcome("failed", f"{attempts} attempts of the turn were interrupted", "AGENT_CRASHED")
 
 
 async def _keep(fleet: Fleet, lease: Lease) -> str:
@@ -172,26 +133,24 @@ async def _count(fleet: Fleet, lease: Lease) -> None:
 
 async def _over(fleet: Fleet, lease: Lease, attempt: Attempt, outcome: Outcome) -> None:
     if outcome is PARKED:
-        await _park(fleet, lease)
+        await _park(fleet, lease, attempt)
         return
-    stats = {**asdict(attempt.tokens), "duration_ms": await attempt.duration_ms()}
+    ended: dict[str, Any] = {
+        "turn_status": outcome.status,
+        "error": outcome.error,
+        "fail_code": outcome.code,
+        "stats": {**asdict(attempt.tokens), "duration_ms": await attempt.duration_ms()},
+    }
+    _write_down(fleet, replace(attempt.record, step="publish", **ended))
     await fleet.records.transition(
-        lease.record,
-        "turn_ran",
-        token=lease.token,
-        release=True,
-        turn_status=outcome.status,
-        error=outcome.error,
-        fail_code=outcome.code,
-        said=attempt.said,
-        stats=stats,
+        lease.record, "turn_ran", token=lease.token, release=True, said=attempt.said, **ended
     )
 
 
-async def _park(fleet: Fleet, lease: Lease) -> None:
+async def _park(fleet: Fleet, lease: Lease, attempt: Attempt) -> None:
     """Give the thread's place back: what the turn was given counts as consumed, the prompt stays open."""
-    record = consumed(await fleet.records.read(lease.record.ref))
-    checkpoint_of(record).write(HostFiles(fleet.environment.home, record.ref).checkpoint)
+    record = consumed(attempt.record)
+    _write_down(fleet, record)
     await fleet.records.transition(
         lease.record,
         "turn_parked",
@@ -203,182 +162,5 @@ async def _park(fleet: Fleet, lease: Lease) -> None:
     )
 
 
-@dataclass(slots=True)
-class Attempt:
-    """One attempt of a turn. `number` counts from 1; `said` and `tokens` are right at any moment."""
-
-    fleet: Fleet
-    runtime: AgentRuntime
-    lease: Lease
-    at: SessionRef
-    number: int = 0
-    tokens: Usage = field(default_factory=Usage)
-    _began_ms: int = 0
-    _emitter: Emitter | None = None
-    _given: list[Json] = field(default_factory=list)
-    _ids: tuple[str, ...] = ()
-    _newest: Timestamp | None = None
-    _guard: Guard | None = None
-    _images: tuple[Image, ...] = ()
-
-    @property
-    def said(self) -> int:
-        """Number of the turn's last item."""
-        return self._emitter.said if self._emitter else 0
-
-    async def duration_ms(self) -> int:
-        """Return how long the turn has taken by Redis's clock, earlier attempts included."""
-        return await self.fleet.store.now_ms() - self._began_ms if self._began_ms else 0
-
-    async def run(self) -> Outcome:
-        """Run the agent until its turn has ended.
-
-        Raises:
-            AgentDiedError: the agent's process ended unasked.
-            LeaseLostError: somebody else holds the turn by now.
-            ThreadFailedError: the thread must fail.
-        """
-        record = await self.fleet.records.read(self.lease.record.ref)
-        self.number = record.attempt
-        files = HostFiles(self.fleet.environment.home, record.ref)
-        left = await asyncio.to_thread(self.runtime.end_leftovers, files.process)
-        if left:
-            log.warning("%s: ended %d processes that a crash had left", record.ref, left)
-        self._emitter = emitter = Emitter(self.fleet, self.lease)
-        try:
-            if record.began_ms:
-                await self._recover(emitter, record, files)
-            self._guard = self._guarded(record)
-            if self._guard is not None and not _was_said(files, record, type="policy_applied"):
-                await emitter.emit(self._guard.applied())
-            if self.number > self.fleet.config.turns.attempts:
-                return crashed(self.number - 1)
-            record, prompt = await self._begin(emitter, record, files)
-            return await self._with_retries(emitter, record, prompt, files)
-        finally:
-            emitter.close()
-
-    def _guarded(self, record: Record) -> Guard | None:
-        """Return the policy that the turn runs under; None when it is not guarded."""
-        settings = record.settings
-        if settings["permissions"] != "guarded":
-            return None
-        policy = parse_policy(settings["policy"], self.fleet.config.policy.rules)
-        outbox = Path(settings["artifacts"]["source"]) if settings["artifacts"] else None
-        return Guard(policy, record.agent, Path(record.work_folder), outbox)
-
-    async def _recover(self, emitter: Emitter, record: Record, files: HostFiles) -> None:
-        """Say what earlier attempts left unsaid: from the log, then from the agent's own transcript."""
-        said = await emitter.recover()
-        if record.prompted:
-            recorded = self.runtime.load(record.agent).recorded
-            for event in await asyncio.to_thread(recorded, self._request(record, "", files)):
-                if isinstance(event, SaidEvent) and event.uid is not None and event.uid not in said:
-                    await emitter.emit(items.from_event(event), event.uid)
-        detail = f"Turn {self.lease.record.turn} was interrupted and goes on (attempt {self.number})."
-        await emitter.emit(items.status("recovering", detail))
-
-    async def _begin(self, emitter: Emitter, record: Record, files: HostFiles) -> tuple[Record, str]:
-        """Return the record with the turn's items fixed, and the prompt they make."""
-        inbox = await waiting(self.fleet, record.ref)
-        self._given = [item for item in inbox if not record.began_ms or item["id"] in record.turn_items]
-        self._began_ms = record.began_ms or await self.fleet.store.now_ms()
-        self._newest = newest_time(self._given, record.turn_newest)
-        self._ids = tuple(dict.fromkeys((*record.turn_items, *(item["id"] for item in self._given))))
-        await self._give()
-        said = "" if record.prompted else await self._said_by_persons(emitter, record, files)
-        answer = await parked_answer(self.fleet, record.ref, self._gave)
-        prompt = CONTINUE if record.prompted else "\n\n".join(text for text in (answer, said) if text)
-        return replace(record, began_ms=self._began_ms), prompt
-
-    async def _said_by_persons(self, emitter: Emitter, record: Record, files: HostFiles) -> str:
-        """Return what the turn's items say, once their attachments are in the work folder."""
-        inbox = record.settings["inbox"]
-        fetched = await attachments.fetch(self.fleet.platform, self.at, Path(record.work_folder), inbox, self._given)
-        self._images = fetched.images
-        if fetched.unavailable and not _was_said(files, record, status=UNAVAILABLE):
-            await emitter.emit(items.status(UNAVAILABLE, "; ".join(fetched.unavailable)))
-        return prompt_of(self._given, fetched.words)
-
-    async def _gave(self, item: Json) -> None:
-        """Count an item that answered a question among those that this turn was given."""
-        self._newest = newest_time([item], self._newest)
-        self._ids = (*self._ids, item["id"])
-        await self._give()
-
-    async def _give(self) -> None:
-        await self._note(began_ms=self._began_ms, turn_items=self._ids, turn_newest=self._newest)
-
-    async def _note(self, **changes: Any) -> None:
-        if not await self.fleet.records.set_held(self.lease.record, self.lease.token, **changes):
-            raise LeaseLostError(f"turn {self.lease.record.turn} of {self.lease.record.ref} was taken over")
-
-    async def _with_retries(self, emitter: Emitter, record: Record, prompt: str, files: HostFiles) -> Outcome:
-        """Run the agent, and resume it where its model's service failed for a moment (protocol §3.7)."""
-        retries = self.fleet.config.agents[record.agent].turn_retries
-        pause = RETRY_PAUSE_S
-        for retry in range(retries + 1):
-            ended, record = await self._stream(emitter, record, prompt, files)
-            if ended.ok:
-                return Outcome("completed")
-            if not ended.transient or retry == retries:
-                return Outcome("failed", ended.error)
-            detail = f"{ended.error}. Resuming in {pause:g} s ({retry + 1} of {retries})."
-            await emitter.emit(items.status("retrying", detail))
-            await asyncio.sleep(pause)
-            pause *= RETRY_FACTOR
-            prompt = CONTINUE if record.prompted else prompt
-        raise AssertionError("the last retry returns")
-
-    async def _stream(self, emitter: Emitter, record: Record, prompt: str, files: HostFiles) -> tuple[Ended, Record]:
-        agent = self.runtime.load(record.agent)
-        configured = self.fleet.config.agents[record.agent]
-        hold_s = 0.0 if configured.wait == "parked" else configured.hold_s
-        host = Asker(self.fleet, self.lease, emitter, record.settings["permissions"], hold_s, self._gave, self._guard)
-        async with aclosing(agent.turn(self._request(record, prompt, files), host)) as events:
-            async for event in events:
-                match event:
-                    case Ended():
-                        return event, record
-                    case Usage():
-                        self.tokens = _sum(self.tokens, event)
-                    case SessionStarted(session_id):
-                        record = replace(record, agent_session=session_id, prompted=True)
-                        await self._note(agent_session=session_id, prompted=True)
-                        checkpoint_of(record).write(files.checkpoint)
-                    case _:
-                        await emitter.emit(items.from_event(event), event.uid)
-        raise AgentDiedError("the agent said nothing of how its turn ended")
-
-    def _request(self, record: Record, prompt: str, files: HostFiles) -> TurnRequest:
-        settings = record.settings
-        configured = self.fleet.config.agents[record.agent]
-        return TurnRequest(
-            work_folder=Path(record.work_folder),
-            prompt=prompt,
-            turn=record.turn,
-            session_id=record.agent_session or None,
-            permissions=settings["permissions"],
-            state_dir=files.agent_state,
-            process_file=files.process,
-            env=agent_environment(os.environ, configured.env),
-            executable=settings["executable"],
-            model=settings["model"],
-            effort=settings["effort"],
-            options={"script": str(configured.script)} if configured.script else {},
-            images=() if record.prompted else self._images,
-        )
-
-
-def _was_said(files: HostFiles, record: Record, **metadata: str) -> bool:
-    """Whether an attempt of the turn has said an item with this metadata."""
-    said = files.said(record.epoch, record.turn)
-    return any(metadata.items() <= entry["item"]["metadata"].items() for entry in said)
-
-
-def _sum(total: Usage, more: Usage) -> Usage:
-    return Usage(
-        total.input_tokens + more.input_tokens,
-        total.input_tokens_cached + more.input_tokens_cached,
-        total.output_tokens + more.output_tokens,
-    )
+def _write_down(fleet: Fleet, record: Record) -> None:
+    checkpoint_of(record).write(HostFiles(fleet.environment.home, record.ref).checkpoint)

@@ -16,16 +16,16 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from celery import chain
+from celery import chain, current_task
 from celery.canvas import Signature
 from redis.exceptions import RedisError
 
 from agents.base import ADAPTERS, has_bundled_cli
 from fleet.aliases import is_alias, is_id
-from fleet.celery import app, host_queue, turns_queue
+from fleet.celery import app, host_queue, is_meant_for, turns_queue
 from fleet.config import load_config, read_environment
 from fleet.context import Fleet
-from fleet.credentials import api_key
+from fleet.credentials import api_key, signing_key
 from fleet.errors import ConfigError, FleetError
 from fleet.local import effective_environment
 from fleet.platform.client import PlatformClient
@@ -33,6 +33,7 @@ from fleet.platform.errors import PlatformError
 from fleet.record import Record
 from fleet.redaction import Redactor, secrets_of
 from fleet.refs import ThreadRef
+from fleet.signing import Seal
 from fleet.store import Store
 
 T = TypeVar("T")
@@ -146,6 +147,9 @@ def task(name: str, **options: Any) -> Callable[[Callable[P, None]], Callable[P,
     def decorate(function: Callable[P, None]) -> Callable[P, None]:
         @functools.wraps(function)
         def patient(*args: P.args, **kwargs: P.kwargs) -> None:
+            if not is_meant_for(current_task):
+                log.warning("%s: refused, the message was sealed for another task", name)
+                return
             try:
                 function(*args, **kwargs)
             except (PlatformError, RedisError, FleetError) as error:
@@ -168,7 +172,7 @@ def open_fleet() -> Fleet:
     environment = read_environment(environ)
     if config.redis.url is None:
         raise ConfigError("config_invalid", "neither FLEET_REDIS_URL nor redis.url says where Redis is")
-    key = api_key(environ, Path.home())
+    key, signing = api_key(environ, Path.home()), signing_key(environ)
     agents = frozenset(config.agents) & frozenset(ADAPTERS)
     return Fleet(
         config,
@@ -178,7 +182,8 @@ def open_fleet() -> Fleet:
         CeleryNudges(),
         agents,
         frozenset(filter(has_bundled_cli, agents)),
-        Redactor(secrets_of(config, key)),
+        Redactor(secrets_of(config, key, signing)),
+        Seal(signing),
     )
 
 
@@ -186,7 +191,7 @@ def configured_secrets() -> tuple[str, ...]:
     """Return the secrets of this process's configuration."""
     environ = effective_environment(os.environ)
     config = load_config(None, environ)
-    return secrets_of(config, api_key(environ, Path.home()))
+    return secrets_of(config, api_key(environ, Path.home()), signing_key(environ))
 
 
 def thread_ref(session: object, alias: object) -> ThreadRef:

@@ -3,9 +3,13 @@
 -- KEYS  1 prompt   hash: see fleet/prompts.py
 --       2 seen     sorted set: item id -> Redis time in ms, see inbox_add.lua
 -- ARGV  1 item id
---       2 item as JSON
--- Returns 1 when the item is the answer (now or by an earlier call), 0 when no prompt is open.
+--       2 answer, made from the item
+--       3 prompt id for which it was made
+-- Returns 1 when the item is the answer (now or by an earlier call), 0 when that prompt is not open.
 redis.replicate_commands()
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[3] then
+  return 0
+end
 if redis.call('HGET', KEYS[1], 'item') == ARGV[1] then
   return 1
 end

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
-from tests.fleet.harness import PATIENCE_S, FleetUnderTest, brief, kind
+from fleet.sandbox.redis_server import start_redis
+from tests.fleet.harness import PATIENCE_S, FleetUnderTest, brief, fleet_under_test, kind
 from tests.support import wait_until
 
 
@@ -90,3 +92,18 @@ def test_a_host_that_is_shut_down_in_a_turn_goes_on_when_it_is_back(fleet: Fleet
     assert not fleet.turn_ends("restarted-host")
     with fleet.also(*fleet.host_children("gamma")):
         assert_whole(fleet, "restarted-host")
+
+
+def test_a_redis_that_is_emptied_in_a_turn_loses_and_doubles_nothing(tmp_path: Path):
+    with start_redis(tmp_path / "redis") as server, fleet_under_test(tmp_path, server) as fleet:
+        fleet.person.hand_over("calm", fleet.folder("calm"), "hello")
+        fleet.await_turns("calm")
+        fleet.person.hand_over("wiped", fleet.folder("wiped"), "step by step")
+        fleet.await_said("wiped", "step 5")
+        with redis.Redis.from_url(server.url) as client:
+            client.flushall()
+        assert_whole(fleet, "wiped")
+        assert len(fleet.turn_ends("calm")) == 1
+        fleet.person.say("calm", "session go on")
+        assert brief(fleet.await_turns("calm", 2)[-1]) == "Turn complete"
+        assert len(fleet.turn_ends("wiped")) == 1

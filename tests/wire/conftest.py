@@ -42,4 +42,4 @@ def sandbox(shared_platform: RunningPlatform) -> Iterator[Sandbox]:
 @pytest.fixture
 def play(sandbox: Sandbox, redis_url: str, tmp_path: Path) -> Callable[..., Any]:
     """Play a scene on a stage of its own."""
-    return lambda scene, prefix="": on_stage(sandbox, redis_url, tmp_path, scene, prefix)
+    return lambda scene, prefix="", signing_key=None: on_stage(sandbox, redis_url, tmp_path, scene, prefix, signing_key)

@@ -21,6 +21,7 @@ from fleet.record import Record
 from fleet.redaction import Redactor
 from fleet.refs import ThreadRef
 from fleet.sandbox.platform_server import RunningPlatform
+from fleet.signing import Seal
 from fleet.store import Store
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class Stage:
         return [item["content"][0]["text"] for item in own]
 
     async def inbox(self, alias: str) -> list[str]:
-        return [item["content"][0]["text"] for item in await inbound.waiting(self.fleet, self.ref(alias))]
+        return [item["content"][0]["text"] for item in await self.fleet.inbox.waiting(self.ref(alias))]
 
     async def record(self, alias: str) -> Record:
         return await self.fleet.records.read(self.ref(alias))
@@ -160,7 +161,12 @@ class Sandbox:
 
 
 def on_stage(
-    sandbox: Sandbox, redis_url: str, base: Path, scene: Callable[[Stage], Awaitable[T]], prefix: str = ""
+    sandbox: Sandbox,
+    redis_url: str,
+    base: Path,
+    scene: Callable[[Stage], Awaitable[T]],
+    prefix: str = "",
+    signing_key: str | None = None,
 ) -> T:
     """Play `scene` with a fleet of one host, `alpha`, that serves a session of its own."""
     platform = sandbox.platform
@@ -193,6 +199,7 @@ def on_stage(
             frozenset({"scripted"}),
             frozenset({"scripted"}),
             Redactor(["the-key-of-a-provider"]),
+            Seal(signing_key),
         )
         roots = (str(base / "repos"),)
         await fleet.hosts.beat(Host("alpha", roots, roots, 4, ("scripted",), "1"))

@@ -28,11 +28,13 @@ async def in_turn(stage: Stage) -> Lease:
     return lease
 
 
-def asker(stage: Stage, lease: Lease, permissions: Any = "approval", hold_s: float = 0.0) -> Asker:
+def asker(
+    stage: Stage, lease: Lease, permissions: Any = "approval", hold_s: float = 0.0, grants: set[str] | None = None
+) -> Asker:
     async def gave(_item: Any) -> None:
         return None
 
-    return Asker(stage.fleet, lease, Emitter(stage.fleet, lease, 0), permissions, hold_s, gave)
+    return Asker(stage.fleet, lease, Emitter(stage.fleet, lease, 0), permissions, hold_s, gave, grants=grants)
 
 
 async def types(stage: Stage) -> list[str]:
@@ -106,8 +108,7 @@ def test_an_answer_in_the_moment_of_parking_is_used_and_used_once(play: Play):
 def test_a_grant_lets_exactly_that_call_through_once(play: Play):
     async def scene(stage: Stage) -> None:
         lease = await in_turn(stage)
-        await stage.fleet.prompts.grant(stage.ref("t"), "Bash make deploy")
-        asking = asker(stage, lease)
+        asking = asker(stage, lease, grants={"Bash make deploy"})
         with pytest.raises(ParkedError):
             await asking.permit(ToolCall("1", "Bash", {"command": "make destroy"}))
         assert (await asking.permit(ToolCall("2", "Bash", {"command": "make deploy"}))).allow
