@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fleet.answers import read_answer
 from fleet.config import FleetConfig, SectionConfig
 from fleet.credentials import api_key, person_key
 from fleet.envelope import WORKER_ALIAS, State, parse, with_state, worker_owner
 from fleet.errors import ConfigError, FleetError
-from fleet.events import Answer, Question
+from fleet.events import Answer
 from fleet.platform.client import Json, PlatformClient, SessionRef, Timestamp
 from fleet.platform.errors import AccessDeniedError, RefusedError
 from fleet.platform.paging import overlapped
-from fleet.prompts import Prompt, prompt_of_item
+from fleet.prompts import Prompt
+from fleet.questions import QuestionWatch, answering
 from fleet.reach import FIRST_ANSWER_S, platform_errors
 
 #: Objects that are downloaded at once to tell threads from others.
@@ -28,14 +27,11 @@ READS_AT_ONCE = 8
 QUESTION_WITHIN = 200
 
 
-#: `metadata.type` of the items behind which a question is not open any more.
-ENDS_QUESTION = frozenset({"pending_prompt_resolved", "turn_end"})
-
-
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest items of a thread, oldest first, and the question that it waits for an answer to."""
+    """A thread's value, its newest items, oldest first, and the question that is open there."""
 
+    envelope: Json
     items: list[Json]
     question: Prompt | None
 
@@ -60,7 +56,7 @@ class Desk:
             raise FleetError("argument_invalid", f"the section serves aliases that begin with {self.prefix!r}")
         if message:
             await self._check_is_heard()
-        if await self._find(alias) is not None:
+        if await self.value(alias) is not None:
             raise FleetError("thread_exists", f"{alias} exists")
         with platform_errors(self.platform.url):
             await self.platform.upload_object(self.at, alias, value)
@@ -105,22 +101,24 @@ class Desk:
             await self.platform.post_item(self.at, alias, answering(prompt.questions, answer))
 
     async def newest(self, alias: str) -> Newest:
-        """Return the newest items of a thread, and its open question.
+        """Return a thread with its newest items and its open question.
 
         Raises:
             FleetError: `thread_unknown`.
         """
-        state = getattr(parse(await self.thread(alias)), "state", None)
+        value = await self.thread(alias)
+        thread = parse(value)
         watch = QuestionWatch(await self.worker())
         with platform_errors(self.platform.url):
-            items = await self.platform.newest_items(self.at, alias, QUESTION_WITHIN)
-        watch.see(items[::-1])
+            items = (await self.platform.newest_items(self.at, alias, QUESTION_WITHIN))[::-1]
+        watch.see(items)
         # With the end of a thread its question is cancelled, though that may not be said yet.
-        return Newest(items[::-1], watch.asked if state in ("pending", "active") else None)
+        is_live = thread is not None and thread.state in ("pending", "active")
+        return Newest(value, items, watch.open if is_live else None)
 
     async def worker(self) -> str | None:
         """Return the id of the user who works on the section; None while nobody does."""
-        return worker_owner(await self._find(WORKER_ALIAS))
+        return worker_owner(await self.value(WORKER_ALIAS))
 
     async def thread(self, alias: str) -> Json:
         """Return a thread's value.
@@ -128,11 +126,22 @@ class Desk:
         Raises:
             FleetError: `thread_unknown`.
         """
-        value = await self._find(alias)
+        value = await self.value(alias)
         if parse(value) is None:
             raise FleetError("thread_unknown", f"{alias} {'does not exist' if value is None else 'is no thread'}")
         assert isinstance(value, dict)  # noqa: S101 - what parses as a thread is a mapping
         return value
+
+    async def value(self, alias: str) -> object:
+        """Return an object's value; None when there is no such object."""
+        with platform_errors(self.platform.url):
+            try:
+                return (await self.platform.download_object(self.at, alias)).get("value")
+            except RefusedError as error:
+                deleted = isinstance(error, AccessDeniedError) and await self.platform.is_open(self.at)
+                if deleted or error.code == "not_found":
+                    return None
+                raise
 
     async def threads(self) -> list[tuple[str, Json]]:
         """Return alias and value of every thread of the section, by alias."""
@@ -140,7 +149,7 @@ class Desk:
 
         async def read(alias: str) -> tuple[str, Json] | None:
             async with gate:
-                value = await self._find(alias)
+                value = await self.value(alias)
             thread = parse(value)
             return (alias, value) if thread and thread.is_ours and isinstance(value, dict) else None
 
@@ -152,17 +161,6 @@ class Desk:
         found = await asyncio.gather(*(read(alias) for alias in sorted(aliases)))
         return [each for each in found if each is not None]
 
-    async def _find(self, alias: str) -> object:
-        """Return an object's value; None when there is no such object."""
-        with platform_errors(self.platform.url):
-            try:
-                return (await self.platform.download_object(self.at, alias)).get("value")
-            except RefusedError as error:
-                deleted = isinstance(error, AccessDeniedError) and await self.platform.is_open(self.at)
-                if deleted or error.code == "not_found":
-                    return None
-                raise
-
     async def _check_is_heard(self) -> None:
         """Refuse to speak as the worker's own user: such items are echoes, no agent gets them (protocol §3)."""
         owner = await self.worker() if self.is_person else None
@@ -172,31 +170,6 @@ class Desk:
             raise FleetError(
                 "person_key_missing", "the key is the worker's own, whose messages are echoes that no agent gets"
             )
-
-
-@dataclass(slots=True)
-class QuestionWatch:
-    """Follows a thread's items, oldest first, and knows which of them asks a question that is open.
-
-    `worker` is the user whose questions count: what others write in the form of a question is not answered by the
-    fleet. While nobody works on the section, None, everybody's do.
-    """
-
-    worker: str | None
-    item: Json | None = None
-    asked: Prompt | None = None
-
-    def see(self, items: list[Json]) -> None:
-        """Take in the next items."""
-        for item in items:
-            metadata = item.get("metadata")
-            kind = metadata.get("type") if isinstance(metadata, dict) else None
-            spoken_by_worker = item.get("user_id") == self.worker if self.worker else kind is not None
-            asked = asked_in(item) if spoken_by_worker else None
-            if asked is not None:
-                self.item, self.asked = item, asked
-            elif not spoken_by_worker or kind in ENDS_QUESTION:
-                self.item = self.asked = None
 
 
 @dataclass(slots=True)
@@ -227,43 +200,6 @@ class Tail:
 def spoken(text: str) -> Json:
     """Return the item of a person's words."""
     return {"content": [{"type": "text", "text": text}], "metadata": {}}
-
-
-def asked_in(item: Json) -> Prompt | None:
-    """Return the question that an item asks; None when it asks none, or not in the protocol's form."""
-    try:
-        prompt = prompt_of_item(item)
-    except (AttributeError, KeyError, TypeError):
-        return None
-    return prompt if prompt is not None and prompt.questions else None
-
-
-def picked(question: Question, words: str) -> tuple[str, ...]:
-    """Return what `words` answer, as the fleet itself reads them: labels of options, else the words.
-
-    Raises:
-        FleetError: `argument_invalid`, they are empty, or numbers that pick no option.
-    """
-    ((*chosen,),) = read_answer("ask_user_question", (question,), spoken(words)).answers
-    if not words.strip():
-        raise FleetError("argument_invalid", "the answer is empty")
-    labels = [label for label, _ in question.options]
-    if labels and not set(chosen) <= set(labels) and re.fullmatch(r"[\d\s,]+", words):
-        several = "one or several of them" if question.multi_select else "one of them"
-        raise FleetError("argument_invalid", f"{words.strip()!r} picks none of {len(labels)} options; pick {several}")
-    return tuple(chosen)
-
-
-def answering(questions: tuple[Question, ...], answer: Answer) -> Json:
-    """Return the item of a person's answer: for programs in `metadata.answers`, for people a line per question."""
-    answers = [
-        {"question": question.question, "answer": list(given)}
-        for question, given in zip(questions, answer.answers, strict=True)
-    ]
-    lines = [", ".join(given) for given in answer.answers]
-    if len(lines) > 1:
-        lines = [" ".join(line.split()) for line in lines]
-    return {"content": [{"type": "text", "text": "\n".join(lines)}], "metadata": {"answers": answers}}
 
 
 @asynccontextmanager

@@ -10,8 +10,12 @@ from typing import NoReturn
 import click
 
 from fleet import __version__
+from fleet.cli.answer import answer
 from fleet.cli.demo import demo
+from fleet.cli.doctor import doctor
+from fleet.cli.policy import policy
 from fleet.cli.processes import beat, host, platform, up
+from fleet.cli.section import section
 from fleet.cli.status import status
 from fleet.cli.text import plain
 from fleet.cli.thread import thread
@@ -45,7 +49,8 @@ def cli(debug: bool) -> None:
     """Coding agents on several machines, driven by BlobHub threads."""
 
 
-for command in (up, host, beat, platform, status, thread, demo):
+thread.add_command(answer)
+for command in (up, host, beat, platform, status, doctor, policy, section, thread, demo):
     cli.add_command(command)
 
 

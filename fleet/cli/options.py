@@ -31,15 +31,17 @@ def found_config(config_file: Path | None) -> tuple[FleetConfig, dict[str, str]]
     from fleet.config import load_config
     from fleet.local import effective_environment
 
-    environ = dict(os.environ)
-    if config_file:
-        environ["FLEET_CONFIG"] = str(config_file)
-    environ = effective_environment(environ)
+    environ = effective_environment(given_environment(config_file))
     return load_config(None, environ), environ
 
 
-def make_console() -> Console:
-    """Return a console on stdout. NO_COLOR is heeded by rich itself."""
+def given_environment(config_file: Path | None) -> dict[str, str]:
+    """Return the environment of this process, in which the option `--config` wins."""
+    return dict(os.environ) | ({"FLEET_CONFIG": str(config_file)} if config_file else {})
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console on stdout or stderr. NO_COLOR is heeded by rich itself."""
     from rich.console import Console
 
-    return Console()
+    return Console(stderr=stderr)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from fleet.cli.options import config_option, found_config, make_console
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fleet.config import FleetConfig
     from fleet.up import Plan
@@ -94,9 +94,14 @@ def hints(config: FleetConfig) -> Sequence[str]:
 
 @click.command()
 @click.argument("name", required=False)
+@click.option(
+    "--only",
+    type=click.Choice(["io", "turns"]),
+    help="Become this one worker, which logs to stderr: for containers and init systems.",
+)
 @config_option
 @verbose_option
-def host(name: str | None, config_file: Path | None, verbose: bool) -> int:
+def host(name: str | None, only: str | None, config_file: Path | None, verbose: bool) -> int:
     """Run the two workers of this machine, called NAME or FLEET_HOST, until Ctrl-C."""
     from fleet.config import read_environment
     from fleet.errors import ConfigError
@@ -111,7 +116,12 @@ def host(name: str | None, config_file: Path | None, verbose: bool) -> int:
         known = ", ".join(config.hosts) or "none"
         raise ConfigError("host_unknown", f"{environment.host!r} is no host of the configuration; configured: {known}")
     shared = _checked(config, environ)
+    shared["FLEET_HOME"] = str(environment.home)
     io, turns = host_children(config, shared, environment.host)
+    if only:
+        worker = {"io": io, "turns": turns}[only]
+        # Without the child's own FLEET_READY_FILE: whoever starts the worker chooses where that is.
+        _become(worker.argv, {**shared, "FLEET_HOST": environment.host})
     console = make_console()
 
     def say_up() -> None:
@@ -131,8 +141,12 @@ def beat(config_file: Path | None) -> None:
     shared = _checked(config, environ)
     home = read_environment(environ).home
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    command = beat_command(home)
-    os.execve(command[0], command, shared)  # noqa: S606 - no shell is the point
+    _become(beat_command(home), shared)
+
+
+def _become(command: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by `command`: signals and the exit status are the command's own."""
+    os.execve(command[0], command, environ)  # noqa: S606 - no shell is the point
 
 
 def _checked(config: FleetConfig, environ: dict[str, str]) -> dict[str, str]:
@@ -157,8 +171,9 @@ def _checked(config: FleetConfig, environ: dict[str, str]) -> dict[str, str]:
 
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path), help="Folder for data and keys; default: FLEET_HOME/platform.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1; 0 is any free one.")
-def platform(data: Path | None, port: int) -> None:
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on; 0 is any free one.")
+def platform(data: Path | None, host: str, port: int) -> None:
     """Run the embedded platform alone, until Ctrl-C."""
     from fleet.config import read_environment
     from fleet.machine import free_port
@@ -179,4 +194,4 @@ def platform(data: Path | None, port: int) -> None:
     )
     click.echo("\n".join(lines))
     sys.stdout.flush()
-    server.main.main(["--data", str(data), "--port", str(port)], standalone_mode=False)
+    server.main.main(["--data", str(data), "--host", host, "--port", str(port)], standalone_mode=False)

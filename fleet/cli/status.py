@@ -82,18 +82,6 @@ def tables(found: Mapping[str, Any]) -> Group:
             for host in found["hosts"]
         ],
     )
-    sections = listing(
-        ("Section", "", "Session", "Reason"),
-        [
-            (
-                section["name"],
-                (section["state"], "green" if section["state"] == "attached" else "yellow"),
-                section["session"] or "",
-                section["reason"],
-            )
-            for section in found["sections"]
-        ],
-    )
     threads = listing(
         ("Thread", "State", "Host", "Turn", "Step", "Journal", "Agent", "Work folder", "Error"),
         [
@@ -105,7 +93,23 @@ def tables(found: Mapping[str, Any]) -> Group:
             for thread in found["threads"]
         ],
     )
-    return Group(hosts, sections, threads)
+    return Group(hosts, sections_listing(found["sections"]), threads)
+
+
+def sections_listing(sections: Iterable[Mapping[str, Any]]) -> Table:
+    """Return the sections as a table."""
+    return listing(
+        ("Section", "", "Session", "Reason"),
+        [
+            (
+                section["name"],
+                (section["state"], "green" if section["state"] == "attached" else "yellow"),
+                section["session"] or "",
+                section["reason"],
+            )
+            for section in sections
+        ],
+    )
 
 
 def listing(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:

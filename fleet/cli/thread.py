@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fleet.config import FleetConfig
     from fleet.envelope import Artifacts, State
     from fleet.person import Desk, Tail
+    from fleet.prompts import Prompt
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -182,30 +183,36 @@ def tail(
     alias: str, follow: bool, until_turn_end: bool, as_json: bool, section: str | None, config_file: Path | None
 ) -> int:
     """Read the thread ALIAS, live."""
-    from fleet.cli.transcript import show
+    from fleet.cli.transcript import hint, show
     from fleet.person import Tail
+    from fleet.questions import QuestionWatch
     from fleet.reach import platform_errors
 
     console = make_console()
 
-    def say(item: dict[str, Any]) -> None:
-        if as_json:
-            click.echo(json.dumps(item))
-        else:
-            show(console, item)
-
     async def work(desk: Desk, _: FleetConfig) -> int:
         await desk.thread(alias)
-        reading = Tail(desk, alias)
+        reading, watch = Tail(desk, alias), QuestionWatch(await desk.worker())
+
+        def say(items: list[dict[str, Any]]) -> None:
+            if as_json:
+                for item in items:
+                    click.echo(json.dumps(item))
+                return
+            before = watch.open
+            watch.see(items)
+            for item in items:
+                show(console, item)
+            if watch.open is not None and watch.open != before:
+                console.print(hint(watch.open, alias, section), soft_wrap=True, highlight=False)
+
         with platform_errors(desk.platform.url):
             if until_turn_end:
                 return await _follow_turn(reading, say)
-            for item in await reading.new():
-                say(item)
+            say(await reading.new())
             while follow:
                 await asyncio.sleep(FOLLOW_S)
-                for item in await _patiently(reading):
-                    say(item)
+                say(await _patiently(reading))
         return 0
 
     return run(config_file, section, work, alias)
@@ -225,7 +232,7 @@ async def _patiently(reading: Tail) -> list[dict[str, Any]]:
             pause = min(2 * pause, FOLLOW_MAX_S)
 
 
-async def _follow_turn(reading: Tail, say: Callable[[dict[str, Any]], None]) -> int:
+async def _follow_turn(reading: Tail, say: Callable[[list[dict[str, Any]]], None]) -> int:
     """Say items until a turn has ended after the last words of a person. Return 1 when it did not complete."""
     from fleet.cli.transcript import is_trouble, kind_of
 
@@ -233,8 +240,9 @@ async def _follow_turn(reading: Tail, say: Callable[[dict[str, Any]], None]) -> 
     last: dict[str, Any] | None = None  # the item that ended the turn
     live = False
     while True:
-        for item in await _patiently(reading):
-            say(item)
+        items = await _patiently(reading)
+        say(items)
+        for item in items:
             if kind_of(item) == "turn_end" or is_trouble(item):
                 last = item
             elif not kind_of(item):
@@ -250,33 +258,56 @@ async def _follow_turn(reading: Tail, say: Callable[[dict[str, Any]], None]) -> 
 @json_option
 @thread_options
 def show(alias: str, as_json: bool, section: str | None, config_file: Path | None) -> None:
-    """Show the thread ALIAS: its envelope, what the fleet knows of it, its last items."""
+    """Show the thread ALIAS: its envelope, what the fleet knows of it, its last items, its open question."""
 
     async def work(desk: Desk, config: FleetConfig) -> dict[str, Any]:
-        from fleet.reach import platform_errors
         from fleet.refs import ThreadRef
         from fleet.status import gather_thread
 
-        envelope = await desk.thread(alias)
-        with platform_errors(desk.platform.url):
-            items = await desk.platform.newest_items(desk.at, alias, SHOWN_ITEMS)
+        newest = await desk.newest(alias)
         # A person's own machine may know the platform alone.
         known = await gather_thread(config, ThreadRef(desk.at.session_id, alias)) if config.redis.url else None
-        return {"alias": alias, "envelope": envelope, "record": known, "items": items[::-1]}
+        return {
+            "alias": alias,
+            "envelope": newest.envelope,
+            "record": known,
+            "items": newest.items[-SHOWN_ITEMS:],
+            "question": newest.question,
+        }
 
     found = run(config_file, section, work, alias)
     if as_json:
-        click.echo(json.dumps(found))
+        question = found["question"] and question_json(found["question"])
+        click.echo(json.dumps(found | {"question": question}))
     else:
-        _show(found)
+        _show(found, section)
 
 
-def _show(found: dict[str, Any]) -> None:
+def question_json(prompt: Prompt) -> dict[str, Any]:
+    """Return an open question for programs: as its item has it, without what is the fleet's own."""
+    return {
+        "prompt_id": prompt.id,
+        "kind": prompt.kind,
+        "questions": [
+            {
+                "question": question.question,
+                "header": question.header,
+                "options": [{"label": label, "description": description} for label, description in question.options],
+                "multiSelect": question.multi_select,
+            }
+            for question in prompt.questions
+        ],
+    }
+
+
+def _show(found: dict[str, Any], section: str | None) -> None:
     import yaml
 
     from fleet.cli.status import pairs
     from fleet.cli.text import plain
+    from fleet.cli.transcript import hint, question_lines
     from fleet.cli.transcript import show as show_item
+    from fleet.questions import asked_in
 
     console = make_console()
     envelope = yaml.safe_dump(found["envelope"]["thread"]["metadata"], sort_keys=False, allow_unicode=True)
@@ -284,8 +315,13 @@ def _show(found: dict[str, Any]) -> None:
     if found["record"]:
         console.print(pairs((name, value) for name, value in found["record"].items() if value != ""))
         console.print()
+    question = found["question"]
+    if question is not None and question not in map(asked_in, found["items"]):
+        console.print(*question_lines(question), sep="\n", soft_wrap=True, highlight=False)
     for item in found["items"]:
         show_item(console, item)
+    if question is not None:
+        console.print(hint(question, found["alias"], section), soft_wrap=True, highlight=False)
 
 
 @thread.command()

@@ -5,13 +5,19 @@ What agents and people wrote is untrusted: control characters, which could rewri
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from fleet.cli.text import plain
+from fleet.questions import asked_in
+
+if TYPE_CHECKING:
+    from fleet.events import Question
+    from fleet.prompts import Prompt
 
 #: `metadata.type` → style of the brief. An item of another type is shown plainly.
 STYLES = {
@@ -58,6 +64,10 @@ def is_trouble(item: Mapping[str, Any]) -> bool:
 def lines(item: Mapping[str, Any]) -> Iterator[Text]:
     """Yield what there is to show of an item, line by line."""
     kind = kind_of(item)
+    prompt = asked_in(item)
+    if prompt is not None:
+        yield from question_lines(prompt)
+        return
     metadata: Mapping[str, Any] = item.get("metadata") or {}
     text = "\n".join(str(part.get("text", "")) for part in item.get("content") or [] if isinstance(part, Mapping))
     tool = metadata.get("tool")
@@ -71,6 +81,42 @@ def lines(item: Mapping[str, Any]) -> Iterator[Text]:
         case "artifacts_published":
             for alias in metadata.get("aliases") or []:
                 yield Text(f"  {plain(alias)}", style=style)
+
+
+def question_lines(prompt: Prompt) -> Iterator[Text]:
+    """Yield the questions of a prompt with their options, each with the number that picks it."""
+    for number, question in enumerate(prompt.questions):
+        if number:
+            yield Text()
+        yield from one_question(question)
+
+
+def one_question(question: Question) -> Iterator[Text]:
+    """Yield one question with its options, each with the number that picks it."""
+    style = STYLES["pending_prompt"]
+    header = f"[{plain(question.header)}] " if question.header else ""
+    yield from (Text(line, style=style) for line in f"? {header}{plain(question.question)}".split("\n"))
+    for number, (label, description) in enumerate(question.options, start=1):
+        option = Text(f"  {number}. {plain(label)}", style="bold")
+        if description:
+            option.append(f" — {plain(description)}", style="not bold")
+        yield from option.split("\n")
+    if question.multi_select:
+        yield Text("  One or more may be picked.", style="dim")
+
+
+def hint(prompt: Prompt, alias: str, section: str | None) -> Text:
+    """Return how an open question is answered."""
+    command = ["fleet", "thread", "answer", alias, *(["--section", section] if section else [])]
+    return Text(f"↳ Open: {shlex.join(command)}{_ways(prompt)}", style="bold yellow")
+
+
+def _ways(prompt: Prompt) -> str:
+    if prompt.kind == "approval":
+        return " [yes, or why not]"
+    if len(prompt.questions) > 1:
+        return f" [{len(prompt.questions)} answers, one for each question]"
+    return " [numbers or words]" if prompt.questions[0].options else " [words]"
 
 
 def _turn_details(metadata: Mapping[str, Any]) -> Iterator[Text]:

@@ -132,6 +132,9 @@ class Person:
         item = {"content": [{"type": "text", "text": text}], "metadata": metadata}
         self._run(self._client.post_item(self._at, alias, item))
 
+    def post(self, alias: str, item: Json) -> None:
+        self._run(self._client.post_item(self._at, alias, item))
+
     def set_state(self, alias: str, state: Any) -> None:
         self.put(alias, with_state(self.value(alias), state))
 
