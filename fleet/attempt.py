@@ -88,6 +88,7 @@ class Attempt:
         self._images: tuple[Image, ...] = ()
         self._grants: set[str] = set()
         self._spent: set[str] = set(record.consumed)
+        # Whether the turn was interrupted is this host's word, not that of Redis: an agent would be told to go on.
         before = Checkpoint.read(self._files.checkpoint)
         self._under_way = (before.turn, before.step) == (record.turn, "run")
 
@@ -138,7 +139,7 @@ class Attempt:
     async def _recover(self) -> None:
         """Say what earlier attempts left unsaid: from the log, then from the agent's own transcript."""
         said = await self._emitter.recover()
-        if self.record.prompted:
+        if self.record.prompted and self._under_way:
             for event in await asyncio.to_thread(self._agent.recorded, self._request("")):
                 if isinstance(event, SaidEvent) and event.uid is not None and event.uid not in said:
                     await self._emitter.emit(items.from_event(event), event.uid)
@@ -146,10 +147,7 @@ class Attempt:
         await self._emitter.emit(items.status("recovering", detail))
 
     async def _begin(self) -> str:
-        """Fix the items that the turn is given, and return the prompt they make; "" when nobody has said anything.
-
-        Only this host knows that a turn was interrupted: whoever can write to Redis could say so.
-        """
+        """Fix the items that the turn is given, and return the prompt they make; "" when nobody has said anything."""
         given = await self._given()
         self._spent.update(item["id"] for item in given)
         under_way = self._under_way or await self._fleet.prompts.read(self.record.ref) is not None

@@ -71,7 +71,7 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
     files = HostFiles(fleet.environment.home, ref)
     files.create()
     record, step = restored(lease.record, Checkpoint.read(files.checkpoint))
-    lost = thread.state == "active"
+    lost = thread.state == "active" and not record.forced
     if lost:
         await say_again(fleet, at, ref)
     await catch_up(fleet, at, record, rebuild=lost)
@@ -152,6 +152,9 @@ def checked_agent(thread: Thread, fleet: Fleet) -> AgentSettings:
         checked_policy(thread.policy, fleet)
     if settings.permissions == "autonomous" and not fleet.config.policy.allow_autonomous:
         raise ThreadFailedError("POLICY_AUTONOMOUS_FORBIDDEN", "policy.allow_autonomous is false")
+    if "/" in thread.agent.executable:
+        named = f"agent.executable is {thread.agent.executable!r}; a thread names a program on PATH, not a path"
+        raise ThreadFailedError("AGENT_EXECUTABLE_NOT_FOUND", named)
     if settings.executable and shutil.which(settings.executable) is None:
         raise ThreadFailedError("AGENT_EXECUTABLE_NOT_FOUND", f"{settings.executable!r} is not on PATH")
     if not settings.executable and settings.type not in fleet.bundled:

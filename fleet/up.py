@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from fleet.config import DEFAULT_FILE, FleetConfig, SectionConfig, SessionConfig, load_config, read_environment
-from fleet.credentials import api_key
+from fleet.credentials import api_key, signing_key
 from fleet.local import Up, claimed, without_keys, write_private
 from fleet.machine import beat_child, child_environment, free_port, host_children, module_child
 from fleet.reach import check_platform, check_redis
@@ -54,8 +54,8 @@ def planned(file: Path | None, environ: Mapping[str, str]) -> Iterator[Plan]:
     Nothing is started here, and nothing written before all checks have passed.
 
     Raises:
-        FleetError: `config_*`, `key_*`, `credentials_exposed`, `redis_*`, `platform_unreachable`; `argument_invalid`
-            when a fleet is up there.
+        FleetError: `config_*`, `key_*`, `signing_key_invalid`, `credentials_exposed`, `redis_*`,
+            `platform_unreachable`; `argument_invalid` when a fleet is up there.
     """
     source = (file or Path(environ.get("FLEET_CONFIG") or DEFAULT_FILE)).expanduser().absolute()
     config = load_config(source, environ)
@@ -92,6 +92,7 @@ def planned(file: Path | None, environ: Mapping[str, str]) -> Iterator[Plan]:
 def _check(
     config: FleetConfig, source: Path, environ: Mapping[str, str], *, embeds_redis: bool, embeds_platform: bool
 ) -> None:
+    signing_key(environ)
     if embeds_redis:
         find_redis_server()
     else:

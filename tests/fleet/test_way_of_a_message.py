@@ -187,12 +187,13 @@ def test_two_beats_at_once_do_no_harm(fleet: FleetUnderTest):
         ("{alpha}", {"permissions": "everything"}, "PERMISSIONS_UNSUPPORTED"),
         ("{alpha}", {"permissions": "guarded"}, "POLICY_MISSING"),
         ("{alpha}", {"executable": "no-such-program"}, "AGENT_EXECUTABLE_NOT_FOUND"),
+        ("{alpha}", {"executable": "/bin/true"}, "AGENT_EXECUTABLE_NOT_FOUND"),
     ],
 )
 def test_a_thread_that_fails_a_check_says_its_code(
     fleet: FleetUnderTest, folder: str, agent: dict[str, str], code: str
 ):
-    alias = f"check/{code}"
+    alias = f"check/{code}/{len(str(agent))}"
     (fleet.alpha / "file").touch()
     if not (fleet.alpha / "escape").is_symlink():
         (fleet.alpha / "escape").symlink_to("/tmp")
