@@ -49,8 +49,8 @@ class Asker:
     """Asks for one turn, as the holder of its lease.
 
     `hold_s`: seconds for which the agent's process waits for an answer. `gave` is told of each item that answered.
-    `grants`: calls that a person approved while they were parked, each for one retry. `spent`: ids of items that were
-    said for something else, and so answer nothing.
+    `grants`: calls that were approved while they were parked, each for one retry, and by which user. `spent`: ids of
+    items that were said for something else, and so answer nothing.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Asker:
         gave: Gave,
         guard: Guard | None = None,
         *,
-        grants: set[str] | None = None,
+        grants: dict[str, str] | None = None,
         spent: Collection[str] = (),
     ) -> None:
         self._fleet = fleet
@@ -74,7 +74,7 @@ class Asker:
         self._hold_s = hold_s
         self._gave = gave
         self._guard = guard
-        self._grants = grants if grants is not None else set()
+        self._grants = grants if grants is not None else {}
         self._spent = spent
         self._one_at_a_time = asyncio.Lock()
 
@@ -90,8 +90,7 @@ class Asker:
                 return await self._denied(verdict)
         subject = subject_of(call)
         if subject in self._grants:
-            self._grants.remove(subject)
-            await self._emitter.emit(items.approval_granted(subject, "user"))
+            await self._emitter.emit(items.approval_granted(subject, self._grants.pop(subject)))
             return Decision(allow=True)
         brief = items.tool_call(call.invocation_id, call.name, call.input)["content"][0]["text"]
         return approval(await self._ask("approval", (approval_question(brief),), subject))
@@ -154,7 +153,9 @@ async def resolve_answered(fleet: Fleet, ref: ThreadRef, prompt: Prompt, answer:
         await fleet.nudges.post_items(ref)
 
 
-async def parked_answer(fleet: Fleet, ref: ThreadRef, gave: Gave, grants: set[str], spent: Collection[str]) -> str:
+async def parked_answer(
+    fleet: Fleet, ref: ThreadRef, gave: Gave, grants: dict[str, str], spent: Collection[str]
+) -> str:
     """Return what the agent is told of the answer to its parked prompt, and grant what was approved; "" without one.
 
     For `grants` and `spent` see `Asker`.
@@ -169,5 +170,5 @@ async def parked_answer(fleet: Fleet, ref: ThreadRef, gave: Gave, grants: set[st
     await resolve_answered(fleet, ref, prompt, answer)
     await gave(prompt.answer)
     if prompt.kind == "approval" and approval(answer).allow:
-        grants.add(prompt.subject)
+        grants[prompt.subject] = str(prompt.answer.get("user_id", ""))
     return in_words(prompt.kind, prompt.questions, answer)

@@ -86,7 +86,7 @@ class Attempt:
         self._at = at
         self._files = HostFiles(fleet.environment.home, record.ref)
         self._images: tuple[Image, ...] = ()
-        self._grants: set[str] = set()
+        self._grants: dict[str, str] = {}
         self._spent: set[str] = set(record.consumed)
         # Whether the turn was interrupted is this host's word, not that of Redis: an agent would be told to go on.
         before = Checkpoint.read(self._files.checkpoint)

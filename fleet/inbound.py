@@ -93,7 +93,7 @@ async def _take_in(fleet: Fleet, record: Record, item: Json) -> None:
     id_ = item.get("id")
     if not isinstance(id_, str) or id_ in record.consumed:
         return
-    kept = {name: item.get(name) for name in ("id", "created_at", "content", "metadata")}
+    kept = {name: item.get(name) for name in ("id", "created_at", "user_id", "content", "metadata")}
     if await fleet.prompts.answer(record.ref, kept):
         return
     await fleet.inbox.add(record.ref, kept)

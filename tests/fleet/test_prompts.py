@@ -47,6 +47,8 @@ def test_a_parked_thread_holds_no_process_and_its_answer_lets_the_call_through_o
     assert kinds.count("pending_prompt") == kinds.count("pending_prompt_resolved") == 1
     assert kinds.count("approval_granted") == 1
     assert kinds.index("pending_prompt_resolved") < kinds.index("approval_granted")
+    (granted,) = [item["metadata"] for item in said if kind(item) == "approval_granted"]
+    assert (granted["subject"], granted["granted_by"]) == ("Bash make deploy", fleet.platform.person_user_id)
     assert kinds[-1] == "turn_end"
     assert brief(said[-2]) == "went on"
 

@@ -29,7 +29,7 @@ async def in_turn(stage: Stage) -> Lease:
 
 
 def asker(
-    stage: Stage, lease: Lease, permissions: Any = "approval", hold_s: float = 0.0, grants: set[str] | None = None
+    stage: Stage, lease: Lease, permissions: Any = "approval", hold_s: float = 0.0, grants: dict[str, str] | None = None
 ) -> Asker:
     async def gave(_item: Any) -> None:
         return None
@@ -108,7 +108,7 @@ def test_an_answer_in_the_moment_of_parking_is_used_and_used_once(play: Play):
 def test_a_grant_lets_exactly_that_call_through_once(play: Play):
     async def scene(stage: Stage) -> None:
         lease = await in_turn(stage)
-        asking = asker(stage, lease, grants={"Bash make deploy"})
+        asking = asker(stage, lease, grants={"Bash make deploy": "somebody"})
         with pytest.raises(ParkedError):
             await asking.permit(ToolCall("1", "Bash", {"command": "make destroy"}))
         assert (await asking.permit(ToolCall("2", "Bash", {"command": "make deploy"}))).allow
