@@ -60,6 +60,7 @@ def make_app(config: FleetConfig, redis_url: str, host: str, key: str | None = N
         task_ignore_result=True,
         task_store_eager_result=False,
         broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
         broker_transport_options={"global_keyprefix": f"{config.redis.namespace}:celery:", "socket_keepalive": True},
         task_default_queue=FLEET_QUEUE,
         task_create_missing_queues=True,

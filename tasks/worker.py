@@ -13,7 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from celery.signals import setup_logging, worker_process_init, worker_ready, worker_shutdown, worker_shutting_down
+from celery.signals import (
+    heartbeat_sent,
+    setup_logging,
+    worker_process_init,
+    worker_ready,
+    worker_shutdown,
+    worker_shutting_down,
+)
 from redis.exceptions import RedisError
 
 from fleet import __version__, reconcile
@@ -29,6 +36,9 @@ log = logging.getLogger(__name__)
 #: prctl(2): the signal that a process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
 
+#: Pid of the worker, as its forked pool processes see it.
+WORKER_PID = os.getpid()
+
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -37,7 +47,7 @@ def _set_up_logging(loglevel: int | str = logging.INFO, logfile: str | None = No
     target: logging.Handler = logging.FileHandler(logfile) if logfile else logging.StreamHandler(sys.stderr)
     target.setFormatter(RedactingFormatter(Redactor(configured_secrets()), fmt=LOG_FORMAT))
     logging.basicConfig(level=loglevel, handlers=[target], force=True)
-    for name in ("httpx", "httpcore", "celery.app.trace", "celery.worker.strategy"):
+    for name in ("httpx", "httpcore", "celery.app.trace", "celery.worker.strategy", "celery.beat"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
@@ -47,7 +57,7 @@ def _begin_pool_process(**_: Any) -> None:
     signal.signal(INTERRUPT_SIGNAL, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:  # it ended before the signal was asked for
+        if os.getppid() != WORKER_PID:  # it ended before the signal was asked for
             os._exit(1)
 
 
@@ -62,6 +72,13 @@ def _begin_heartbeat(sender: Any, **_: Any) -> None:
         worker_shutting_down.connect(lambda **_: _interrupt_after(grace_s, sender.controller), weak=False)
     if ready_file := os.environ.get("FLEET_READY_FILE"):
         Path(ready_file).touch()
+
+
+def _keep_ready_file_young(**_: Any) -> None:
+    """Touch FLEET_READY_FILE with every heartbeat that Celery sends: a health check looks at its age alone."""
+    if ready_file := os.environ.get("FLEET_READY_FILE"):
+        with suppress(FileNotFoundError):
+            os.utime(ready_file)
 
 
 def _queues(consumer: Any) -> set[str]:
@@ -112,3 +129,4 @@ async def _beat(fleet: Fleet, host: Host) -> None:
 setup_logging.connect(_set_up_logging)
 worker_process_init.connect(_begin_pool_process)
 worker_ready.connect(_begin_heartbeat)
+heartbeat_sent.connect(_keep_ready_file_young)

@@ -157,13 +157,14 @@ def _checked(config: FleetConfig, environ: dict[str, str]) -> dict[str, str]:
     """
     import asyncio
 
-    from fleet.credentials import api_key
+    from fleet.credentials import api_key, signing_key
     from fleet.errors import ConfigError
     from fleet.reach import check_platform, check_redis
 
     if config.redis.url is None:
         raise ConfigError("config_invalid", "neither FLEET_REDIS_URL nor redis.url says where Redis is")
     key = api_key(environ, Path.home())
+    signing_key(environ)
     asyncio.run(check_redis(config.redis.url))
     asyncio.run(check_platform(config.platform.url, key))
     return environ

@@ -1,7 +1,8 @@
 """The embedded platform as a process: `python -m fleet.sandbox.platform_server --data DIR [--port P]`.
 
-It listens on 127.0.0.1 only, prints `listening on URL` when it does, and ends on SIGTERM or SIGINT. The API keys come
-from `FLEET_PLATFORM_WORKER_KEY` and `FLEET_PLATFORM_PERSON_KEY`, else from DIR/keys.json, which the first start writes.
+It listens on 127.0.0.1 unless `--host` names another address, prints `listening on URL` when it does, and ends on
+SIGTERM or SIGINT. The API keys come from `FLEET_PLATFORM_WORKER_KEY` and `FLEET_PLATFORM_PERSON_KEY`, else from
+DIR/keys.json, which the first start writes.
 
 For tests and demos, `running_platform` runs it in a child process.
 """
@@ -138,7 +139,9 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(data_dir: Path, port: int, conditions: Conditions, ready_file: Path | None = None) -> None:
+def serve(
+    data_dir: Path, port: int, conditions: Conditions, ready_file: Path | None = None, host: str = "127.0.0.1"
+) -> None:
     """Serve until SIGTERM or SIGINT, then exit with status 0. Port 0 is any free one."""
     if ready_file is not None:
         ready_file.unlink(missing_ok=True)
@@ -155,6 +158,7 @@ def serve(data_dir: Path, port: int, conditions: Conditions, ready_file: Path | 
     api = PlatformApi(store, Rehearsal(conditions), cut_connection)
     config = uvicorn.Config(
         api.app(),
+        host=host,
         port=port,
         lifespan="off",
         log_level="warning",
@@ -235,7 +239,8 @@ def _end_with(parent_pid: int) -> None:
 
 @click.command()
 @click.option("--data", "data_dir", type=click.Path(path_type=Path), required=True, help="Folder for data and keys.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1; 0 is any free one.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on; 0 is any free one.")
 @click.option("--ready-file", type=click.Path(path_type=Path), help='Gets {"url", "pid"} when the platform listens.')
 @click.option("--parent", type=int, help="Id of the parent process, with which this one ends (Linux).")
 @click.option("--latency-ms", type=click.FloatRange(0), default=0.0, help="How long each request waits.")
@@ -246,11 +251,11 @@ def _end_with(parent_pid: int) -> None:
 )
 @click.option("--created-at", type=click.Choice(["iso", "ms"]), default="iso", help="How times are shown.")
 @click.option("--object-types/--no-object-types", default=True, help="Whether lists of objects name types.")
-def main(data_dir: Path, port: int, ready_file: Path | None, parent: int | None, **conditions: Any) -> None:
+def main(data_dir: Path, host: str, port: int, ready_file: Path | None, parent: int | None, **conditions: Any) -> None:
     """Run the embedded platform: BlobHub's API on this machine."""
     if parent is not None:
         _end_with(parent)
-    serve(data_dir, port, Conditions(**conditions), ready_file)
+    serve(data_dir, port, Conditions(**conditions), ready_file, host)
 
 
 if __name__ == "__main__":
