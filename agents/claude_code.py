@@ -133,7 +133,7 @@ class ClaudeCode:
         except ClaudeSDKError as error:
             ended = Ended(ok=False, error=str(error))
         finally:
-            await _end(client, request.process_file, gently=completed)
+            await _end(client, request, gently=completed)
         if ended is None:
             raise AgentDiedError(_death("the CLI ended without a result", stderr))
         yield ended
@@ -236,7 +236,10 @@ async def _with_images(request: TurnRequest) -> AsyncIterator[dict[str, Any]]:
 def _launcher(request: TurnRequest) -> Path:
     """Write what the SDK starts as the CLI, and return its path."""
     command = process.guard_command(
-        [request.executable or str(_bundled_cli())], env=_environment(request), process_file=request.process_file
+        [request.executable or str(_bundled_cli())],
+        env=_environment(request),
+        process_file=request.process_file,
+        term_grace_s=request.stop_grace_s,
     )
     request.state_dir.mkdir(parents=True, exist_ok=True)
     launcher = request.state_dir.absolute() / "claude"
@@ -271,14 +274,14 @@ async def _connect(client: ClaudeSDKClient) -> None:
         raise CLIConnectionError(str(error)) from error
 
 
-async def _end(client: ClaudeSDKClient, process_file: Path, *, gently: bool) -> None:
+async def _end(client: ClaudeSDKClient, request: TurnRequest, *, gently: bool) -> None:
     """End the CLI; after a completed turn it may first close by itself, which lets it write its transcript."""
     try:
         if gently:
             await _close(client)
     finally:
         try:
-            await process.end(process_file)
+            await process.end(request.process_file, term_grace_s=request.stop_grace_s)
         finally:
             await _close(client)
 

@@ -35,8 +35,8 @@ TESTED_VERSIONS = ((0, 163), (0, 164))
 #: Seconds that `codex --version` may take.
 VERSION_TIMEOUT_S = 10.0
 
-#: Seconds for the CLI to end by itself, in which it writes its rollout file. With the guard's own grace this stays
-#: below the two seconds in which a thread set to `completed` must have stopped.
+#: Seconds for the CLI to end by itself, in which it writes its rollout file. With the usual `stop_grace_s` this
+#: stays below the two seconds in which a thread set to `completed` must have stopped.
 CLOSE_S = 1.0
 
 #: What the app-server need not send: parts of what comes whole later, and news for a screen.
@@ -72,7 +72,14 @@ class Codex:
         """See `fleet.events.Agent.turn`."""
         argv = [request.executable or bundled_cli(), "app-server", *overrides(request)]
         env = {**request.env, "PWD": str(request.work_folder)}
-        async with process.running(argv, env=env, cwd=request.work_folder, process_file=request.process_file) as agent:
+        cli = process.running(
+            argv,
+            env=env,
+            cwd=request.work_folder,
+            process_file=request.process_file,
+            term_grace_s=request.stop_grace_s,
+        )
+        async with cli as agent:
             server = AppServer(agent)
             turn = None
             try:

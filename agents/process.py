@@ -29,7 +29,7 @@ from typing import cast
 
 from agents import guard
 
-#: Seconds between SIGTERM and SIGKILL. A thread set to `completed` must have stopped within two seconds, all told.
+#: Seconds between SIGTERM and SIGKILL where nothing else is asked for (`turns.stop_grace_s`).
 TERM_GRACE_S = 0.3
 
 #: Seconds that a guard may take beyond the grace before it is itself killed.

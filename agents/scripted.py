@@ -49,7 +49,13 @@ class Scripted:
             yield Ended(ok=False, error=str(error))
             return
         argv = [sys.executable, "-I", "-S", scripted_player.__file__]
-        player = process.running(argv, env=request.env, cwd=request.work_folder, process_file=request.process_file)
+        player = process.running(
+            argv,
+            env=request.env,
+            cwd=request.work_folder,
+            process_file=request.process_file,
+            term_grace_s=request.stop_grace_s,
+        )
         ended = None
         async with player as running:
             _send(running, start)

@@ -45,8 +45,8 @@ class AgentRuntime(Protocol):
         """Return the adapter of an agent type."""
         ...
 
-    def end_leftovers(self, process_file: Path) -> int:
-        """End what a crash left behind of an agent, and return how many processes that were."""
+    def end_leftovers(self, process_file: Path, grace_s: float) -> int:
+        """End what a crash left behind of an agent, by force after `grace_s`; return how many processes that were."""
         ...
 
 
@@ -110,7 +110,8 @@ class Attempt:
         self._agent = self._runtime.load(self.record.agent)
         self._configured = self._fleet.config.agents[self.record.agent]
         self._guard = self._guarded()
-        left = await asyncio.to_thread(self._runtime.end_leftovers, self._files.process)
+        grace_s = self._fleet.config.turns.stop_grace_s
+        left = await asyncio.to_thread(self._runtime.end_leftovers, self._files.process, grace_s)
         if left:
             log.warning("%s: ended %d processes that a crash had left", self.record.ref, left)
         self._emitter = Emitter(self._fleet, self._lease)
@@ -253,6 +254,7 @@ class Attempt:
             effort=settings["effort"],
             options={"script": str(script)} if script else {},
             images=() if self.record.prompted else self._images,
+            stop_grace_s=self._fleet.config.turns.stop_grace_s,
         )
 
     def _was_said(self, **metadata: str) -> bool:

@@ -242,11 +242,12 @@ class ItemsConfig(_Group):
 
 
 class TurnsConfig(_Group):
-    """The lease of a running turn, the grace it has at shutdown, and the attempts before the thread fails."""
+    """A turn's lease, grace at shutdown, attempts, and the grace of its agent between SIGTERM and SIGKILL."""
 
     lease_s: Annotated[Seconds, Field(ge=0.2)] = 15
     shutdown_grace_s: Seconds = 20
     attempts: Annotated[Int, Field(ge=1, le=100)] = 3
+    stop_grace_s: Annotated[Seconds, Field(le=10)] = 0.3
 
 
 class SessionConfig(_Group):

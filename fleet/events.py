@@ -171,6 +171,7 @@ class TurnRequest:
     `process_file` is where the running agent's process is recorded, so that a later attempt finds and ends it.
     `env` is the whole environment of the agent, already built from the allow-list.
     `images` belong to the prompt, which names their paths too: an adapter may hand them over or leave them out.
+    `stop_grace_s` is the time in seconds between asking the agent and all it started to end, and killing them.
     """
 
     work_folder: Path
@@ -186,6 +187,7 @@ class TurnRequest:
     effort: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     images: tuple[Image, ...] = ()
+    stop_grace_s: float = 0.3
 
 
 class Agent(Protocol):

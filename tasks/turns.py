@@ -24,9 +24,9 @@ class Runtime:
         """Return the adapter of an agent type."""
         return base.load(agent_type)
 
-    def end_leftovers(self, process_file: Path) -> int:
+    def end_leftovers(self, process_file: Path, grace_s: float) -> int:
         """End what a crash left behind of an agent."""
-        return process.end_leftovers(process_file)
+        return process.end_leftovers(process_file, term_grace_s=grace_s)
 
 
 # Acknowledged at its start: the broker would deliver it again after its visibility timeout while the turn still runs.

@@ -42,7 +42,7 @@ def respond(body: dict[str, Any], answer: Answer) -> Response:
     }
     if body.get("stream"):
         return StreamingResponse(_stream(message, severed=answer.severed), media_type="text/event-stream")
-    return _error(500) if answer.severed else JSONResponse(message)
+    return JSONResponse(message) if answer.severed is None else _error(500)
 
 
 def _content(block: Block) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def _error(status: int) -> Response:
     )
 
 
-async def _stream(message: dict[str, Any], *, severed: bool) -> AsyncIterator[bytes]:
-    """Yield a message as the API streams it; a severed one breaks off in its first block."""
+async def _stream(message: dict[str, Any], *, severed: int | None) -> AsyncIterator[bytes]:
+    """Yield a message as the API streams it; a severed one breaks off behind `severed` whole blocks."""
     usage = {**message["usage"], "output_tokens": 1}
     start = {**message, "content": [], "stop_reason": None, "usage": usage}
     yield event("message_start", message=start)
@@ -70,9 +70,11 @@ async def _stream(message: dict[str, Any], *, severed: bool) -> AsyncIterator[by
         yield event("content_block_start", index=index, content_block=empty)
         for delta in deltas:
             yield event("content_block_delta", index=index, delta=delta)
-            if severed:
+            if index == severed:
                 raise SeveredStreamError
         yield event("content_block_stop", index=index)
+    if severed is not None:
+        raise SeveredStreamError
     ending = {"stop_reason": message["stop_reason"], "stop_sequence": None}
     yield event("message_delta", delta=ending, usage=message["usage"])
     yield event("message_stop")

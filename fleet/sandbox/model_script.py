@@ -9,7 +9,9 @@
           - - text: "…"
         usage: {input_tokens: 20, cache_creation_input_tokens: 0, cache_read_input_tokens: 400, output_tokens: 30}
         delay_s: 0.5              # before each answer
-        errors: {times: 2, status: 529, round: 0}   # the first requests of that round fail; or `severed: true`
+        errors: {times: 2, status: 529, round: 0}   # the first requests of that round fail; or `severed: 1`
+
+`severed` breaks the stream off behind that many whole blocks instead of failing the request.
 
 The step and the round are found from the request alone: the last prompt that a step matches, and how often the model
 has spoken since. So any number of conversations go on at once, and each survives a restart. Only `errors` are counted
@@ -72,11 +74,11 @@ class Tokens(_Strict):
 
 
 class Errors(_Strict):
-    """The first `times` requests of `round` fail with `status`, or their stream is cut off."""
+    """The first `times` requests of `round` fail with `status`, or their stream is cut off behind `severed` blocks."""
 
     times: int = Field(ge=1)
     status: Annotated[int, Field(ge=400, le=599)] = 529
-    severed: bool = False
+    severed: Annotated[int, Field(strict=True, ge=0)] | None = None
     round: int = Field(default=0, ge=0)
 
 
@@ -146,12 +148,15 @@ def _matching(steps: Sequence[Step], prompt: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model answers to one request. `status` is an HTTP error instead; `severed` breaks the stream off."""
+    """What the model answers to one request. `status` is an HTTP error instead.
+
+    `severed` is the number of whole blocks behind which the stream breaks off.
+    """
 
     blocks: Sequence[Block]
     usage: Tokens
     status: int | None = None
-    severed: bool = False
+    severed: int | None = None
 
 
 class Rehearsal:
@@ -174,4 +179,4 @@ class Rehearsal:
         if errors is None or errors.round != round_ or self._failed[number] >= errors.times:
             return Answer(blocks, step.usage)
         self._failed[number] += 1
-        return Answer(blocks, step.usage, None if errors.severed else errors.status, errors.severed)
+        return Answer(blocks, step.usage, errors.status if errors.severed is None else None, errors.severed)

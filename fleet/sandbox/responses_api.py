@@ -72,8 +72,8 @@ def _error(status: int) -> Response:
     return JSONResponse({"error": error}, status, {"retry-after": "0"})
 
 
-async def _stream(items: Sequence[dict[str, Any]], usage: Tokens, *, severed: bool) -> AsyncIterator[bytes]:
-    """Yield a response as the API streams it; a severed one breaks off in its first item."""
+async def _stream(items: Sequence[dict[str, Any]], usage: Tokens, *, severed: int | None) -> AsyncIterator[bytes]:
+    """Yield a response as the API streams it; a severed one breaks off behind `severed` whole items."""
     response = {"id": f"resp_{uuid.uuid4().hex[:24]}", "object": "response"}
     yield event("response.created", response=response)
     for index, item in enumerate(items):
@@ -82,9 +82,11 @@ async def _stream(items: Sequence[dict[str, Any]], usage: Tokens, *, severed: bo
             text = item["content"][0]["text"]
             place = {"item_id": item["id"], "output_index": index, "content_index": 0}
             yield event("response.output_text.delta", **place, delta=text)
-        if severed:
+        if index == severed:
             raise SeveredStreamError
         yield event("response.output_item.done", output_index=index, item=item)
+    if severed is not None:
+        raise SeveredStreamError
     yield event("response.completed", response={**response, "usage": _usage(usage)})
 
 

@@ -24,7 +24,7 @@ from fleet.platform.client import PlatformClient, SessionRef
 from fleet.record import Record, Records
 from fleet.refs import ThreadRef
 from fleet.sandbox.platform_server import RunningPlatform, running_platform
-from fleet.sandbox.redis_server import RunningRedis
+from fleet.sandbox.redis_server import PreparedRedis, RunningRedis
 from fleet.store import Store
 from fleet.supervisor import Child, Supervisor
 from tests.support import wait_until
@@ -179,6 +179,7 @@ class FleetUnderTest:
     platform: RunningPlatform
     person: Person
     worker: Person
+    supervisor: Supervisor = field(init=False)
 
     @property
     def alpha(self) -> Path:
@@ -245,12 +246,13 @@ class FleetUnderTest:
         command = [sys.executable, "-m", "celery", "-A", "fleet", "call", task, *arguments]
         subprocess.run(command, env=self.environ, check=True, capture_output=True, timeout=60)
 
-    def send(self, task: str, *args: object) -> None:
-        """Send a task message from this process."""
+    def send(self, task: str, *args: object, queue: str = "fleet", copies: int = 1) -> None:
+        """Send a task message from this process, `copies` times."""
         app = Celery(broker=self.config.redis.url)
         app.conf.broker_transport_options = {"global_keyprefix": f"{self.config.redis.namespace}:celery:"}
         with app:
-            app.send_task(task, args=args, queue="fleet", ignore_result=True)
+            for _ in range(copies):
+                app.send_task(task, args=args, queue=queue, ignore_result=True)
 
     def agents_alive(self, folder: Path) -> list[int]:
         """Processes of scripted agents that work in `folder`."""
@@ -315,7 +317,7 @@ def write_config(base: Path, platform: RunningPlatform, **more: Any) -> Path:
 
 
 @contextmanager
-def fleet_under_test(base: Path, redis: RunningRedis, **more: Any) -> Iterator[FleetUnderTest]:
+def fleet_under_test(base: Path, redis: RunningRedis | PreparedRedis, **more: Any) -> Iterator[FleetUnderTest]:
     """Run platform, beat, and the workers of alpha and beta."""
     with running_platform(base / "platform") as platform:
         file = write_config(base, platform, **more)
@@ -339,7 +341,7 @@ def fleet_under_test(base: Path, redis: RunningRedis, **more: Any) -> Iterator[F
         hosts = [fleet.host_children("alpha"), fleet.host_children("beta")]
         children = [[machine.beat_child(environ, home), *(child for host in hosts for child in host)]]
         try:
-            with Supervisor(children, home / "logs"):
+            with Supervisor(children, home / "logs") as fleet.supervisor:
                 yield fleet
         finally:
             person.close()

@@ -37,6 +37,7 @@ def test_an_empty_file_is_all_defaults(write):
     assert (config.polling.backoff_max_ms, config.polling.resync_s) == (30_000, 60)
     assert (config.concurrency.max_agents, config.concurrency.per_work_folder) == (4, 0)
     assert (config.turns.lease_s, config.turns.shutdown_grace_s, config.turns.attempts) == (15, 20, 3)
+    assert config.turns.stop_grace_s == 0.3
     assert config.policy.allow_autonomous
     assert config.policy.rules == ()
     assert (config.attachments.inbox, config.artifacts.upload) == (".blobhub/inbox", "object")
@@ -150,6 +151,7 @@ def test_a_script_for_a_real_agent_is_refused(write):
         ),
         ("concurrency: {max_agents: '4'}", "concurrency.max_agents: is '4', must be a valid integer"),
         ("concurrency: {max_agents: true}", "concurrency.max_agents: is true, must be a valid integer"),
+        ("turns: {stop_grace_s: 11}", "turns.stop_grace_s: is 11, must be less than or equal to 10"),
         ("polling: {resync_s: .nan}", "polling.resync_s: is nan, must be a finite number"),
         ("policy: {allow_autonomous: 'no'}", "policy.allow_autonomous: is 'no', must be a valid boolean"),
         (

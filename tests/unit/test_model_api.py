@@ -22,7 +22,8 @@ STEPS = {
             ],
         },
         {"match": "busy", "rounds": [[{"text": "a"}], [{"text": "b"}]], "errors": {"times": 2, "round": 1}},
-        {"match": "cut", "rounds": [[{"text": "a"}]], "errors": {"times": 1, "severed": True}},
+        {"match": "cut", "rounds": [[{"text": "a"}]], "errors": {"times": 1, "severed": 0}},
+        {"match": "torn", "rounds": [[{"text": "a"}]], "errors": {"times": 1, "severed": 1}},
     ]
 }
 CALL = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "Bash", "input": {}}]}
@@ -89,9 +90,10 @@ def test_a_rehearsed_error_fails_its_round_as_often_as_it_says():
     assert [answer.status_code for answer in ask([user("busy")], later, later, later)] == [200, 529, 529, 200]
 
 
-def test_a_severed_stream_breaks_off():
+@pytest.mark.parametrize("prompt", ["cut", "torn"])
+def test_a_severed_stream_breaks_off(prompt: str):
     with pytest.raises(SeveredStreamError):
-        ask([user("cut")], stream=True)
+        ask([user(prompt)], stream=True)
 
 
 def respond(*requests: list[dict], tools: tuple = ()) -> list[httpx.Response]:

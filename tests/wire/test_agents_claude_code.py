@@ -1,29 +1,19 @@
 """Claude Code's real CLI, with a stand-in for the model."""
 
-import asyncio
 import base64
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-import yaml
 
 from fleet.events import (
-    AgentDiedError,
     AgentEvent,
     Answer,
-    Decision,
     Ended,
     Image,
-    PromptCancelledError,
     Question,
     SessionStarted,
     Status,
@@ -31,21 +21,20 @@ from fleet.events import (
     Thinking,
     ToolCall,
     ToolResult,
-    TurnRequest,
     Usage,
 )
 from tests.support import wait_until
+from tests.wire.agents import DIED, SECRET, Desk, Host, claude_environment, of, running_model
 
 pytest.importorskip("claude_agent_sdk", reason="the claude extra is not installed")
 
 from agents.claude_code import ClaudeCode
 
-SECRET = "s3cr3t-of-the-worker"
-DIED = "died"
-
-
 #: A PNG of one grey pixel, in base64.
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
+
+#: What the model writes in one call: more than the SDK's own limit for a line.
+LARGE = "0123456789abcdef" * (2 << 16)
 
 QUESTIONS = {
     "questions": [
@@ -66,6 +55,7 @@ def bash(command: str) -> dict:
 
 def script(work: Path) -> dict:
     file = str(work / "a.txt")
+    write = {"tool_use": {"name": "Write", "input": {"file_path": str(work / "large"), "content": LARGE}}}
     edit = {"file_path": file, "old_string": "one", "new_string": "two"}
     return {
         "steps": [
@@ -88,130 +78,40 @@ def script(work: Path) -> dict:
                 "rounds": [[{"tool_use": {"name": "Read", "input": {"file_path": file}}}, bash("touch no")], []],
             },
             {"match": "ASK", "rounds": [[{"tool_use": {"name": "mcp__fleet__ask_user", "input": QUESTIONS}}], []]},
+            {
+                "match": "CUT OFF",
+                "rounds": [[bash("echo ran >> runs")], [{"text": "Done."}]],
+                "errors": {"times": 1, "severed": 1},
+            },
+            {"match": "TORN", "rounds": [[{"text": "abc"}]], "errors": {"times": 9, "severed": 0}},
+            {"match": "LARGE", "rounds": [[write], [{"text": "Done."}]]},
             {"match": "HANG", "rounds": [[bash("setsid sleep 61 & sleep 61")]]},
         ]
     }
 
 
-class Host:
-    """Allows what doesn't mention `no`; `parks` raises instead, as the fleet does when it parks."""
+class ClaudeDesk(Desk):
+    adapter = ClaudeCode
 
-    def __init__(self, *, parks: bool = False) -> None:
-        self.parks = parks
-        self.permitted: list[ToolCall] = []
-        self.answer: Answer | None = None
-        self.asked: list[tuple[str, tuple[Question, ...]]] = []
-
-    async def permit(self, call: ToolCall) -> Decision:
-        self.permitted.append(call)
-        if self.parks:
-            raise RuntimeError("parked")
-        return Decision("touch no" not in str(call.input), "not this one")
-
-    async def ask(self, kind: str, questions: tuple[Question, ...]) -> Answer:
-        self.asked.append((kind, questions))
-        if self.parks:
-            raise RuntimeError("parked")
-        if self.answer is None:
-            raise PromptCancelledError
-        return self.answer
-
-
-class Desk:
-    """A work folder, a home and the stand-in's address."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder = folder
-        self.work = folder / "work"
-        self.home = folder / "home"
-        for each in (self.work, self.home):
-            each.mkdir(exist_ok=True)
-        (self.work / "a.txt").write_text("one\n")
-        self.url = url
-
-    def request(self, prompt: str, permissions="autonomous", session_id=None, executable="", images=()) -> TurnRequest:
-        env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.home),
-            "CLAUDE_CONFIG_DIR": str(self.home / ".claude"),
-            "CLAUDE_CODE_TMPDIR": str(self.home),
-            "TMPDIR": str(self.home),
-            "ANTHROPIC_BASE_URL": self.url,
-            "ANTHROPIC_API_KEY": "dummy",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_TELEMETRY": "1",
-            "DISABLE_ERROR_REPORTING": "1",
-            "CLAUDE_CODE_MAX_RETRIES": "1",
-        }
-        return TurnRequest(
-            work_folder=self.work,
-            prompt=prompt,
-            turn=1,
-            session_id=session_id,
-            permissions=permissions,
-            state_dir=self.folder / "state",
-            process_file=self.folder / "state" / "process.json",
-            env=env,
-            executable=executable,
-            images=images,
-        )
-
-    def play(
-        self, prompt: str, *, host: Host | None = None, when: Callable[[AgentEvent], None] | None = None, **options
-    ) -> list:
-        """Run a turn. `when` sees each event; what it returns true for is the last one."""
-
-        async def run() -> list:
-            said = []
-            turn = ClaudeCode().turn(self.request(prompt, **options), host or Host())
-            try:
-                async for event in turn:
-                    said.append(event)
-                    if when is not None and when(event):
-                        break
-            except AgentDiedError:
-                said.append(DIED)
-            await turn.aclose()
-            return said
-
-        return asyncio.run(asyncio.wait_for(run(), 60))
-
-    def processes(self) -> list[psutil.Process]:
-        """Return what lives in this folder."""
-        found = []
-        for each in psutil.process_iter(["environ", "status"]):
-            environ = each.info["environ"] or {}
-            if environ.get("HOME") == str(self.home) and each.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(each)
-        return found
+    def environment(self) -> dict[str, str]:
+        return claude_environment(self.home, self.url)
 
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     folder = tmp_path_factory.mktemp("claude")
-    (folder / "script.yaml").write_text(yaml.safe_dump(script(folder / "work")))
-    ready = folder / "ready.json"
-    command = [sys.executable, "-m", "fleet.sandbox.model_api", "--script", str(folder / "script.yaml")]
-    with subprocess.Popen([*command, "--ready-file", str(ready)], stdout=subprocess.DEVNULL) as server:
-        try:
-            wait_until(ready.exists, 30)
-            yield folder, json.loads(ready.read_text())["url"]
-        finally:
-            server.kill()
+    with running_model(folder, script(folder / "work")) as url:
+        yield folder, url
 
 
 @pytest.fixture
 def desk(api: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     monkeypatch.setenv("BLOBHUB_API_KEY", SECRET)
-    desk = Desk(*api)
+    desk = ClaudeDesk(*api)
     yield desk
     assert desk.processes() == []
-    for name in ("yes", "no"):
+    for name in ("yes", "no", "runs", "large"):
         (desk.work / name).unlink(missing_ok=True)
-
-
-def of(kind, events: list) -> list:
-    return [event for event in events if isinstance(event, kind)]
 
 
 def test_a_turn_runs_real_tools_and_the_next_one_resumes_its_session(desk: Desk):
@@ -275,6 +175,30 @@ def test_an_overloaded_model_is_transient_once_the_retries_are_spent(desk: Desk)
     assert "529" in events[-1].error
 
 
+def test_a_stream_severed_behind_a_whole_call_runs_the_call_once_and_goes_on(desk: Desk):
+    events = desk.play("CUT OFF")
+    # The CLI takes the call that it has, or asks the model again and says so: that depends on what it sees first.
+    said = [event for event in events if not isinstance(event, Status)]
+    assert {status.status for status in of(Status, events)} <= {"api_retry"}
+    assert [type(event) for event in said] == [SessionStarted, ToolCall, ToolResult, Text, Usage, Ended]
+    assert (desk.work / "runs").read_text() == "ran\n"
+    assert events[-1] == Ended(ok=True)
+
+
+def test_a_stream_severed_within_a_block_says_nothing_of_it_and_is_transient(desk: Desk):
+    events = desk.play("TORN")
+    assert [type(event) for event in events] == [SessionStarted, Status, Usage, Ended]
+    assert (events[-1].ok, events[-1].transient) == (False, True)
+
+
+def test_a_call_of_two_megabytes_arrives_whole(desk: Desk):
+    events = desk.play("LARGE")
+    (call,) = of(ToolCall, events)
+    assert call.input["content"] == LARGE
+    assert (desk.work / "large").read_text() == LARGE
+    assert events[-1] == Ended(ok=True)
+
+
 def test_approval_asks_a_person_whatever_the_work_folder_allows(desk: Desk):
     hook = {"hooks": [{"type": "command", "command": "touch hooked"}]}
     settings = {"permissions": {"allow": ["Bash"]}, "hooks": {"SessionStart": [hook]}}
@@ -314,8 +238,7 @@ def test_what_is_parked_ends_the_turn_instead_of_going_on(desk: Desk, prompt: st
 
 @pytest.mark.parametrize("permissions", ["autonomous", "approval", "guarded"])
 def test_a_question_is_asked_without_permission_and_its_answer_reaches_the_agent(desk: Desk, permissions: str):
-    host = Host()
-    host.answer = Answer((("red", "blue"), ("they shine",)))
+    host = Host(Answer((("red", "blue"), ("they shine",))))
     events = desk.play("ASK", host=host, permissions=permissions)
     colors = Question("Which colors?", "Color", (("red", "warm"), ("blue", "")), multi_select=True)
     assert host.asked == [("ask_user_question", (colors, Question("Why?")))]
@@ -334,10 +257,10 @@ def test_a_question_that_nobody_answers_is_an_error_of_the_tool(desk: Desk):
 def test_a_killed_cli_is_a_death_and_its_commands_die_with_it(desk: Desk):
     def kill(event: AgentEvent) -> None:
         if isinstance(event, ToolCall):
-            wait_until(lambda: sum("sleep" in each.name() for each in desk.processes()) == 2)
-            os.kill(json.loads((desk.folder / "state" / "process.json").read_text())["agent"]["pid"], signal.SIGKILL)
+            wait_until(lambda: desk.sleeping() == 2)
+            desk.kill()
 
-    assert desk.play("HANG", when=kill)[-1] == DIED
+    assert desk.play("HANG", when=kill)[-2] == DIED
 
 
 def test_closing_a_turn_ends_the_cli_and_its_commands_within_two_seconds(desk: Desk):
@@ -346,7 +269,7 @@ def test_closing_a_turn_ends_the_cli_and_its_commands_within_two_seconds(desk: D
     def close(event: AgentEvent) -> bool:
         if not isinstance(event, ToolCall):
             return False
-        wait_until(lambda: sum("sleep" in each.name() for each in desk.processes()) == 2)
+        wait_until(lambda: desk.sleeping() == 2)
         seen.append(time.monotonic())
         return True
 
@@ -362,4 +285,4 @@ def test_a_session_that_the_cli_does_not_have_ends_the_turn_with_its_words(desk:
 
 
 def test_a_cli_that_cannot_be_started_is_a_death(desk: Desk):
-    assert desk.play("AGAIN", executable="/no/such/claude") == [DIED]
+    assert desk.play("AGAIN", executable="/no/such/claude")[0] == DIED

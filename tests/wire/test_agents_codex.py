@@ -1,29 +1,19 @@
 """Codex's real CLI, with a stand-in for the model."""
 
-import asyncio
 import base64
-import json
 import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-import yaml
 
 from fleet.events import (
-    AgentDiedError,
     AgentEvent,
     Answer,
-    Decision,
     Ended,
     Image,
     Injected,
-    PromptCancelledError,
     Question,
     SessionStarted,
     Status,
@@ -31,10 +21,10 @@ from fleet.events import (
     Thinking,
     ToolCall,
     ToolResult,
-    TurnRequest,
     Usage,
 )
 from tests.support import wait_until
+from tests.wire.agents import DIED, SECRET, Desk, Host, of, running_model
 
 pytest.importorskip("codex_cli_bin", reason="the codex extra is not installed")
 
@@ -42,8 +32,6 @@ from agents import codex_turn
 from agents.codex import Codex, version_warning
 
 PROVIDER_KEY = "k3y-of-the-provider"
-SECRET = "s3cr3t-of-the-worker"
-DIED = "died"
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
@@ -93,7 +81,7 @@ def script() -> dict:
             {"match": "INVALID", "rounds": [[]], "errors": {"times": 9, "status": 400}},
             {"match": "OVERLOADED", "rounds": [[]], "errors": {"times": 9, "status": 529}},
             {"match": "LIMITED", "rounds": [[]], "errors": {"times": 9, "status": 429}},
-            {"match": "SEVERED", "rounds": [[{"text": "abc"}]], "errors": {"times": 9, "severed": True}},
+            {"match": "SEVERED", "rounds": [[{"text": "abc"}]], "errors": {"times": 9, "severed": 0}},
             {"match": "WRITE", "rounds": [[outside("touch yes"), outside("touch no")], [{"text": "Done."}]]},
             {"match": "PATCH", "rounds": [[shell(PATCH_OUTSIDE)], [{"text": "Done."}]]},
             {"match": "SANDBOX", "rounds": [[shell("touch ../beside")], [{"text": "Done."}]]},
@@ -107,37 +95,11 @@ def script() -> dict:
     }
 
 
-class Host:
-    """Allows what doesn't mention `no`; answers questions with `answer`, or not at all."""
-
-    def __init__(self, answer: Answer | Exception | None = None) -> None:
-        self.answer = answer
-        self.permitted: list[ToolCall] = []
-        self.asked: list[tuple[Question, ...]] = []
-
-    async def permit(self, call: ToolCall) -> Decision:
-        self.permitted.append(call)
-        return Decision("touch no" not in str(call.input), "not this one")
-
-    async def ask(self, kind: str, questions: tuple[Question, ...]) -> Answer:
-        self.asked.append(questions)
-        if self.answer is None:
-            raise PromptCancelledError
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
-class Desk:
-    """A work folder and a Codex home, with the stand-in as the provider."""
+class CodexDesk(Desk):
+    adapter = Codex
 
     def __init__(self, folder: Path, url: str) -> None:
-        self.folder = folder
-        self.work = folder / "work"
-        self.home = folder / "home"
-        for each in (self.work, self.home):
-            each.mkdir()
-        (self.work / "a.txt").write_text("one\n")
+        super().__init__(folder, url)
         self.configure(url)
 
     def configure(self, url: str) -> None:
@@ -154,86 +116,28 @@ request_max_retries = 0
 stream_max_retries = 1
 """)
 
-    def request(self, prompt: str, permissions="autonomous", session_id=None, executable="", images=()) -> TurnRequest:
-        return TurnRequest(
-            work_folder=self.work,
-            prompt=prompt,
-            turn=1,
-            session_id=session_id,
-            permissions=permissions,
-            state_dir=self.folder / "state",
-            process_file=self.folder / "state" / "process.json",
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(self.home),
-                "CODEX_HOME": str(self.home),
-                "STUB_API_KEY": PROVIDER_KEY,
-                "GREETING": "hello",
-            },
-            executable=executable,
-            images=images,
-        )
-
-    def play(
-        self, prompt: str, *, host: Host | None = None, when: Callable[[AgentEvent], object] | None = None, **options
-    ) -> list:
-        """Run a turn. `when` sees each event; what it returns true for is the last one."""
-
-        async def run() -> list:
-            said = []
-            turn = Codex().turn(self.request(prompt, **options), host or Host())
-            try:
-                async for event in turn:
-                    said.append(event)
-                    if when is not None and when(event):
-                        break
-            except AgentDiedError as error:
-                said += [DIED, str(error)]
-            await turn.aclose()
-            return said
-
-        return asyncio.run(asyncio.wait_for(run(), 60))
-
-    def kill(self) -> None:
-        os.kill(json.loads((self.folder / "state" / "process.json").read_text())["agent"]["pid"], signal.SIGKILL)
-
-    def sleeping(self) -> int:
-        return sum(each.name() == "sleep" for each in self.processes())
-
-    def processes(self) -> list[psutil.Process]:
-        """Return what lives in this folder."""
-        found = []
-        for each in psutil.process_iter(["environ", "status"]):
-            environ = each.info["environ"] or {}
-            if environ.get("HOME") == str(self.home) and each.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(each)
-        return found
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "CODEX_HOME": str(self.home),
+            "STUB_API_KEY": PROVIDER_KEY,
+            "GREETING": "hello",
+        }
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("codex-model")
-    (folder / "script.yaml").write_text(yaml.safe_dump(script()))
-    ready = folder / "ready.json"
-    command = [sys.executable, "-m", "fleet.sandbox.model_api", "--script", str(folder / "script.yaml")]
-    with subprocess.Popen([*command, "--ready-file", str(ready)], stdout=subprocess.DEVNULL) as server:
-        try:
-            wait_until(ready.exists, 30)
-            yield json.loads(ready.read_text())["url"]
-        finally:
-            server.kill()
+    with running_model(tmp_path_factory.mktemp("codex-model"), script()) as url:
+        yield url
 
 
 @pytest.fixture
 def desk(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     monkeypatch.setenv("BLOBHUB_API_KEY", SECRET)
-    desk = Desk(tmp_path, url)
+    desk = CodexDesk(tmp_path, url)
     yield desk
     assert desk.processes() == []
-
-
-def of(kind, events: list) -> list:
-    return [event for event in events if isinstance(event, kind)]
 
 
 def texts(events: list) -> list[str]:
@@ -346,7 +250,7 @@ def test_autonomous_asks_nobody(desk: Desk):
 def test_a_question_is_asked_and_its_answer_reaches_the_agent(desk: Desk):
     host = Host(Answer((("red",),)))
     assert desk.play("ASK", host=host, permissions="approval")[-1] == Ended(ok=True)
-    assert host.asked == [(Question("Which?", "Color", (("red", "warm"),)),)]
+    assert host.asked == [("ask_user_question", (Question("Which?", "Color", (("red", "warm"),)),))]
     (rollout,) = desk.home.glob("sessions/*/*/*/*.jsonl")
     (output,) = [line for line in rollout.read_text().splitlines() if '"function_call_output"' in line]
     assert "red" in output
@@ -361,7 +265,7 @@ def test_a_question_that_nobody_answers_does_not_hold_the_turn(desk: Desk):
 def test_a_question_that_is_parked_ends_the_turn_and_its_thread_can_be_resumed(desk: Desk):
     said: list[AgentEvent] = []
     with pytest.raises(RuntimeError, match="parked"):
-        desk.play("ASK", host=Host(RuntimeError("parked")), when=said.append)
+        desk.play("ASK", host=Host(parks=True), when=said.append)
     assert desk.processes() == []
     assert texts(desk.play("AGAIN", session_id=said[0].session_id)) == ["Still here."]
 

@@ -262,7 +262,7 @@ class Dying:
     def load(self, agent_type: str) -> Agent:
         return self
 
-    def end_leftovers(self, process_file: Path) -> int:
+    def end_leftovers(self, process_file: Path, grace_s: float) -> int:
         return 0
 
     async def turn(self, request: TurnRequest, host: TurnHost) -> AsyncGenerator[AgentEvent, None]:
