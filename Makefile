@@ -12,7 +12,7 @@ PYTEST_ARGS ?= -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check format test demo lock clean
+.PHONY: help setup check format test chaos demo lock clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,11 @@ format: setup  ## format, and repair what lint can
 
 test: check  ## check, then all tests (PYTEST_ARGS="-k name" chooses)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+CHAOS_SECONDS ?= 3600
+CHAOS_SEED ?= 1
+chaos: setup  ## throw faults at a fleet (CHAOS_SECONDS=3600, CHAOS_SEED=1), and report what was lost or doubled
+	@$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
 
 demo: setup  ## the whole fleet on this machine, with a rehearsed agent (KEEP=1 leaves it running)
 	@$(BIN)/fleet demo $(if $(KEEP),--keep)

@@ -68,6 +68,8 @@ class Scripted:
                     _send(running, await REPLIES[message["type"]](message, host))
                 else:
                     yield EVENTS[message["type"]](message)
+                    if message["type"] == "session":
+                        _send(running, {"type": "noted"})
             if ended is None:
                 status = await running.process.wait()
                 detail = process.stderr_tail(request.process_file)
@@ -81,7 +83,7 @@ class Scripted:
         lines, _ = scripted_player.read_lines(_transcript(request, request.session_id))
         events: list[AgentEvent] = []
         for line in lines:
-            if line["type"] == "prompt":
+            if line["type"] in ("prompt", "resumed"):
                 events.clear()
             elif line["type"] in EVENTS:
                 events.append(EVENTS[line["type"]](line))

@@ -4,11 +4,13 @@ Run as `python -I -S scripted_player.py`, with the standard library alone, so th
 lines. The adapter's first line says what to play: `turns` (a validated script), `prompt`, `turn`, `session_id`,
 `transcript` (a path), `work_folder`. The player writes `session`, then events (`text`, `thinking`, `tool_call`,
 `tool_result`, `status`, `usage`), and `ended` last. `permit` and `ask` are questions: the adapter answers each with one
-line. When stdin ends, the player ends.
+line. It answers `session` too, and until then nothing is played: what is said must never be more than is known to have
+been asked for. When stdin ends, the player ends.
 
 The transcript is a file of JSON lines per session. A turn in it is one `prompt` line and one line per step that was
 done, with `n`, the step's number in the turn, written before the step's event goes out. So whenever the player is
-killed, the next one goes on behind the last step that is in there. An `ended` line closes the turn.
+killed, the next one goes on behind the last step that is in there. A `resumed` line says that the adapter's turn has
+another number by now: a person has answered what was parked. An `ended` line closes the turn.
 """
 
 from __future__ import annotations
@@ -103,6 +105,8 @@ class Transcript:
         if kind == "prompt":
             self.turns += 1
             self.prompt, self.ended, self.steps_done = line, None, 0
+        elif kind == "resumed":
+            self.prompt = {**self.prompt, "turn": line["turn"]}
         elif kind == "ended":
             self.ended = line
         else:
@@ -128,7 +132,10 @@ class Player:
         # The same turn again after its end: whoever was told the end has crashed, and must be told once more.
         if not transcript.prompt or (transcript.ended and transcript.prompt["turn"] != self.start["turn"]):
             transcript.add({"type": "prompt", "turn": self.start["turn"], "prompt": self.start["prompt"]})
+        elif transcript.prompt["turn"] != self.start["turn"]:
+            transcript.add({"type": "resumed", "turn": self.start["turn"]})
         self.channel.send({"type": "session", "session_id": self.start["session_id"]})
+        self.channel.receive()
         if transcript.ended is None:
             self.play()
             if transcript.ended is None:

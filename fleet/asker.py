@@ -11,7 +11,7 @@ from pathlib import Path
 from fleet import items
 from fleet.answers import approval, approval_question, in_words, read_answer
 from fleet.context import Fleet
-from fleet.emitter import Emitter
+from fleet.emitter import Emitter, LeaseLostError
 from fleet.events import Answer, Decision, Permissions, PromptKind, Question, ToolCall
 from fleet.leases import WATCH_S, Lease
 from fleet.policy import Policy, Verdict, evaluate
@@ -124,12 +124,16 @@ class Asker:
         prompts = self._fleet.prompts
         left = await prompts.read(self._ref)
         if left is not None and left.asks(kind, questions) and left.taken != self._token:
+            if not left.parked and not self._emitter.has_said_prompt(left.id):
+                await self._emitter.emit(items.pending_prompt(left.id, kind, questions, left.subject))
             return left
         if left is not None and left.answer is None:
             await prompts.cancel(self._ref, "superseded by a newer question")
         prompt = new_prompt(kind, questions, subject)
+        # Opened before it is said: a question that persons see and nobody knows of would be asked again, as another.
+        if not await prompts.open(self._ref, prompt, self._token):
+            raise LeaseLostError(f"a question in {self._ref} was taken over")
         await self._emitter.emit(items.pending_prompt(prompt.id, kind, questions, subject))
-        await prompts.open(self._ref, prompt)
         return prompt
 
     async def _answered(self, prompt: Prompt) -> items.Item:

@@ -54,6 +54,14 @@ class Emitter:
         await self._send_again(0)
         return {entry["uid"] for entry in self._files.said_in(self._lease.record.turn)}
 
+    def has_said_prompt(self, prompt_id: str) -> bool:
+        """Whether an attempt of this turn has said the question `prompt_id`."""
+        said = (entry["item"]["metadata"] for entry in self._files.said_in(self._lease.record.turn))
+        return any(
+            metadata.get("type") == "pending_prompt" and metadata["prompt"]["prompt_id"] == prompt_id
+            for metadata in said
+        )
+
     async def emit(self, item: Json | None, uid: str | None = None) -> None:
         """Say one item. None says nothing. `uid` is the event's id in the agent's own transcript.
 

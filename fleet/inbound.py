@@ -66,9 +66,10 @@ async def ingest(fleet: Fleet, ref: ThreadRef) -> None:
         return
     keys = fleet.store.session(ref.session)
     own = await fleet.user_id()
-    if await fleet.store.redis.hexists(keys.due, f"list {ref.alias}"):
+    lag_over = await fleet.store.redis.hget(keys.due, f"list {ref.alias}")
+    if lag_over is not None and await fleet.store.now_ms() >= int(lag_over):
         await catch_up(fleet, at, await fleet.records.read(ref))
-        await fleet.store.run("due_done", [keys.due], [f"list {ref.alias}", "1"])
+        await fleet.store.run("due_done", [keys.due], [f"list {ref.alias}", str(lag_over)])
     for item_id in await fleet.due_items(ref):
         record = await fleet.records.read(ref)
         if record.live:

@@ -133,9 +133,9 @@ class Prompts:
             pipe.hdel(key, "item", "answer")
             await pipe.execute()
 
-    async def open(self, ref: ThreadRef, prompt: Prompt) -> None:
-        """Make `prompt` the thread's open one."""
-        key = self._store.thread(ref).prompt
+    async def open(self, ref: ThreadRef, prompt: Prompt, token: str = "") -> bool:
+        """Make `prompt` the thread's open one. Returns False when the lease `token` is somebody else's by now."""
+        keys = self._store.thread(ref)
         asked = {
             "kind": prompt.kind,
             "questions": [asdict(question) for question in prompt.questions],
@@ -147,10 +147,8 @@ class Prompts:
             "parked": "1" if prompt.parked else "",
             "state": "open",
         }
-        async with self._store.redis.pipeline() as pipe:
-            pipe.delete(key)
-            pipe.hset(key, items=[part for pair in fields.items() for part in pair])
-            await pipe.execute()
+        pairs = [part for pair in fields.items() for part in pair]
+        return bool(await self._store.run("prompt_open", [keys.prompt, keys.lease], [token, *pairs]))
 
     async def answer(self, ref: ThreadRef, item: Json) -> bool:
         """Give a person's item to the thread's open prompt. Returns whether it is its answer."""

@@ -1,4 +1,5 @@
 -- Strike a thread off a list of those with something outstanding, unless it was put there anew meanwhile.
+-- Whoever puts a thread on a list changes its score, by 1 ms where an earlier time stands: so it is seen here.
 --
 -- KEYS  1 list   sorted set: alias -> Redis time in ms when to look at the thread again
 -- ARGV  1 alias

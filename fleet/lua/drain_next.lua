@@ -21,7 +21,9 @@ if ARGV[3] == '' then
   end
   local time = redis.call('TIME')
   redis.call('HSET', KEYS[5], 'journal ' .. ARGV[5], '1')
-  redis.call('ZADD', KEYS[6], 'NX', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2], ARGV[5])
+  if redis.call('ZADD', KEYS[6], 'NX', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2], ARGV[5]) == 0 then
+    redis.call('ZINCRBY', KEYS[6], -1, ARGV[5])  -- for attention_settle.lua
+  end
 else
   if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return {'lost'}

@@ -32,5 +32,7 @@ for i = 5, #ARGV, 3 do
   bytes = bytes + #ARGV[i + 2]
 end
 redis.call('HSET', KEYS[4], 'seq', seq, 'bytes', bytes)
-redis.call('ZADD', KEYS[6], 'NX', now + 5000, ARGV[1])
+if redis.call('ZADD', KEYS[6], 'NX', now + 5000, ARGV[1]) == 0 then
+  redis.call('ZINCRBY', KEYS[6], -1, ARGV[1])  -- for attention_settle.lua
+end
 return {1, redis.call('EXISTS', KEYS[5]) == 0 and 1 or 0}

@@ -3,8 +3,9 @@
 -- KEYS  1 section     hash: see fleet/sections.py
 --       2 lock        string with expiry: token of the poller
 --       3 events      sorted set: event id -> Redis time in ms
---       4 due         hash: 'object ALIAS' -> number of changes noticed, 'item ALIAS ITEM', 'list ALIAS' (read the
---                     list again) and 'journal ALIAS' (it is being drained) -> '1'.
+--       4 due         hash: 'object ALIAS' -> number of changes noticed, 'item ALIAS ITEM' -> '1', 'list ALIAS' ->
+--                     Redis time in ms from which on the list is to be read again, 'journal ALIAS' (it is being
+--                     drained) -> anything.
 --                     Emptied by the task that has handled it (due_done.lua)
 --       5 due at      sorted set: alias -> Redis time in ms when to nudge again what is due
 -- ARGV  1 token
@@ -28,7 +29,9 @@ for i = 5, #ARGV, 4 do
     else
       redis.call('HSET', KEYS[4], 'item ' .. alias .. ' ' .. item, '1')
     end
-    redis.call('ZADD', KEYS[5], 'NX', now + ARGV[4], alias)
+    if redis.call('ZADD', KEYS[5], 'NX', now + ARGV[4], alias) == 0 then
+      redis.call('ZINCRBY', KEYS[5], -1, alias)  -- for attention_settle.lua
+    end
     if not fresh[kind .. ' ' .. alias] then
       fresh[kind .. ' ' .. alias] = true
       due[#due + 1] = kind
