@@ -13,7 +13,7 @@ from fleet.emitter import Emitter, LeaseLostError
 from fleet.hostfiles import HostFiles
 from fleet.leases import Lease
 from fleet.rebuild import checkpoint_of, consumed
-from fleet.record import Step
+from fleet.record import Record, Step
 from fleet.refs import ThreadRef
 from fleet.terms import on_terms
 
@@ -76,13 +76,27 @@ async def _close(fleet: Fleet, lease: Lease) -> None:
     )
 
 
-async def _say(fleet: Fleet, lease: Lease, said: int, item: items.Item | None) -> int:
+async def _say(fleet: Fleet, lease: Lease, said: int, item: items.Item) -> int:
+    if _was_said(fleet, lease.record, item):
+        return said
     emitter = Emitter(fleet, lease, said)
     try:
         await emitter.emit(item)
         return emitter.said
     finally:
         emitter.close()
+
+
+def _was_said(fleet: Fleet, record: Record, item: items.Item) -> bool:
+    """Whether an earlier epoch has said it: Redis was lost in this step, and the thread's start posted it from the log.
+
+    Epochs and `began_ms` are times of Redis; a turn that began in its own epoch need not read the log.
+    """
+    if record.began_ms >= record.epoch:
+        return False
+    said = HostFiles(fleet.environment.home, record.ref).said_in(record.turn)
+    kinds = [entry["item"]["metadata"].get("type") for entry in said if entry["epoch"] < record.epoch]
+    return item["metadata"]["type"] in kinds
 
 
 @asynccontextmanager

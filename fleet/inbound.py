@@ -25,20 +25,35 @@ from fleet.refs import ThreadRef
 Json = dict[str, Any]
 
 
-async def catch_up(fleet: Fleet, at: SessionRef, record: Record, *, rebuild: bool = False) -> None:
+async def catch_up(
+    fleet: Fleet, at: SessionRef, record: Record, *, rebuild: bool = False, unposted: Iterable[Json] = ()
+) -> None:
     """Read a thread's list behind what was consumed last, and take in what persons said.
 
-    With `rebuild`, an open prompt is read back from the thread's own items: Redis has lost it.
+    With `rebuild`, an open prompt is read back from the thread's own items, `unposted` ones last: Redis has lost it.
     """
     since = overlapped(record.consumed_at) if record.consumed_at is not None else None
     own = await fleet.user_id()
     rebuild = rebuild and await fleet.prompts.read(record.ref) is None
     async for page in fleet.platform.items(at, record.ref.alias, since):
         for item in page:
-            if item.get("user_id") != own:
-                await _take_in(fleet, record, item)
-            elif rebuild:
-                await _replay(fleet, record.ref, item)
+            if item.get("user_id") == own:
+                if rebuild:
+                    await _replay(fleet, record.ref, item)
+                continue
+            if rebuild:
+                await _hear_again(fleet, record, item)
+            await _take_in(fleet, record, item)
+    for item in unposted if rebuild else ():
+        await _replay(fleet, record.ref, item)
+
+
+async def _hear_again(fleet: Fleet, record: Record, item: Json) -> None:
+    """Let an item be taken in as if for the first time: what it answers may have been lost when it came."""
+    if item.get("id") in record.consumed:
+        await fleet.prompts.forget(record.ref)  # it has answered the question before it, if there is one
+    else:
+        await fleet.inbox.forget(record.ref, str(item.get("id")))
 
 
 async def _replay(fleet: Fleet, ref: ThreadRef, item: Json) -> None:
@@ -46,6 +61,8 @@ async def _replay(fleet: Fleet, ref: ThreadRef, item: Json) -> None:
     prompt = prompt_of_item(item)
     metadata = item.get("metadata") or {}
     cancelled = (metadata.get("prompt") or {}).get("prompt_state") in ("cancelled", "failed")
+    if metadata.get("type") == "pending_prompt_resolved":
+        await fleet.prompts.was_resolved(ref, str((metadata.get("prompt") or {}).get("prompt_id")))
     if prompt is not None:
         await fleet.prompts.open(ref, prompt)
     elif cancelled or metadata.get("type") == "turn_end":

@@ -56,6 +56,12 @@ class Inbox:
                 await read_again(self._store, ref, id_)
         return sorted(found, key=order)
 
+    async def forget(self, ref: ThreadRef, id_: str) -> None:
+        """Forget that an item was ever seen."""
+        keys = self._store.thread(ref)
+        await self._store.redis.zrem(keys.seen, id_)
+        await self.drop(ref, [id_])
+
     async def drop(self, ref: ThreadRef, ids: Collection[str]) -> None:
         """Take items out of a thread's inbox."""
         await self._store.redis.hdel(self._store.thread(ref).inbox, *ids)

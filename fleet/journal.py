@@ -140,6 +140,11 @@ class Journal:
         _, call = await self._store.run("journal_append_once", [keys.record, keys.causes, *self._keys(ref)], args)
         return bool(call)
 
+    async def was_appended(self, ref: ThreadRef, cause: str) -> None:
+        """Note a cause whose drafts are stored already, so that they are not appended again."""
+        now = await self._store.now_ms()
+        await self._store.redis.zadd(self._store.thread(ref).causes, {cause: now}, nx=True)
+
     async def begin(self, ref: ThreadRef) -> tuple[str, Entry | None] | None:
         """Become the drainer of a thread.
 

@@ -173,7 +173,11 @@ class Prompts:
 
     async def resolve(self, ref: ThreadRef, prompt: Prompt, item: items.Item) -> bool:
         """Say, once per prompt, how it was resolved. Returns whether a drainer must be called."""
-        return await self._journal.append_once(ref, f"prompt:{prompt.id}", item_draft(item))
+        return await self._journal.append_once(ref, _resolved(prompt.id), item_draft(item))
+
+    async def was_resolved(self, ref: ThreadRef, prompt_id: str) -> None:
+        """Note that it was said how a prompt was resolved: Redis has forgotten it."""
+        await self._journal.was_appended(ref, _resolved(prompt_id))
 
     async def cancel(self, ref: ThreadRef, reason: str) -> bool:
         """Cancel a thread's prompt, if it has one. Returns whether a drainer must be called."""
@@ -184,6 +188,10 @@ class Prompts:
         call = await self.resolve(ref, prompt, item) if prompt.answer is None else False
         await self.forget(ref)
         return call
+
+
+def _resolved(prompt_id: str) -> str:
+    return f"prompt:{prompt_id}"
 
 
 def _asked_in(ref: ThreadRef, id_: str) -> str:

@@ -51,14 +51,14 @@ def restored(record: Record, checkpoint: Checkpoint) -> tuple[Record, str]:
     return replace(record, **values), checkpoint.step
 
 
-async def say_again(fleet: Fleet, at: SessionRef, ref: ThreadRef) -> None:
-    """Put into the journal what the log has and the platform has not.
+async def say_again(fleet: Fleet, at: SessionRef, ref: ThreadRef) -> list[dict[str, Any]]:
+    """Put into the journal what the log has and the platform has not, and return it, the oldest first.
 
     Items are posted in the order of the log, so they are those behind the last one that the platform shows.
     """
     entries = deque(HostFiles(fleet.environment.home, ref).said(), maxlen=UNPOSTED_MAX)
     if not entries:
-        return
+        return []
     await asyncio.sleep(LIST_DELAY_S)
     newest = await fleet.platform.newest_items(at, ref.alias, PAGE_ROWS)
     stored = {(item.get("metadata") or {}).get("post_id") for item in newest}
@@ -67,9 +67,11 @@ async def say_again(fleet: Fleet, at: SessionRef, ref: ThreadRef) -> None:
         if entry["item"]["metadata"]["post_id"] in stored:
             break
         unposted.append(entry["item"])
+    unposted.reverse()
     budget = await fleet.item_budget()
-    for item in reversed(unposted):
+    for item in unposted:
         cause = f"again:{item['metadata']['post_id']}"
         await fleet.journal.append_once(ref, cause, item_draft(fit(item, budget, log_name(ref))))
     if unposted:
         log.warning("%s: %d items that Redis had lost are posted from the log", ref, len(unposted))
+    return unposted

@@ -72,9 +72,8 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
     files.create()
     record, step = restored(lease.record, Checkpoint.read(files.checkpoint))
     lost = thread.state == "active" and not record.forced
-    if lost:
-        await say_again(fleet, at, ref)
-    await catch_up(fleet, at, record, rebuild=lost)
+    unposted = await say_again(fleet, at, ref) if lost else []
+    await catch_up(fleet, at, record, rebuild=lost, unposted=unposted)
     if lost:
         audit = items.audit("thread_recovered", ref.alias)
     else:

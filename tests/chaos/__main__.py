@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +30,7 @@ def main(seconds: float, seed: int, report: Path | None) -> None:
     if result.violations:
         print(f"logs and state: {base}")
         sys.exit(1)
+    shutil.rmtree(base)
 
 
 if __name__ == "__main__":
