@@ -126,7 +126,10 @@ def test_a_turn_killed_in_a_running_command_leaves_no_process_and_goes_on_in_its
     assert claude.record("slow").agent_session == session
     assert kinds.count("turn_end") == kinds.count("tool_call") == 1
     assert "recovering" in [item["metadata"].get("status") for item in said]
-    assert [brief(item) for item in said if kind(item) == "text"] == ["begun", "Where was I?"]
+    # In the grace before it is killed, the CLI may see its command end and say one more thing: it is in the
+    # transcript, and so in the thread.
+    texts = [brief(item) for item in said if kind(item) == "text"]
+    assert texts in (["begun", "Where was I?"], ["begun", "over", "Where was I?"])
     assert brief(said[-1]) == "Turn complete"
     assert not claude.agents_alive(folder)
 
