@@ -19,7 +19,12 @@ async def advance(fleet: Fleet, ref: ThreadRef) -> None:
         return
     prompt = await fleet.prompts.read(ref)
     answered = prompt is not None and prompt.parked and prompt.answer is not None
-    if not answered and not await fleet.inbox.waiting(ref):
+    waiting = [item["id"] for item in await fleet.inbox.waiting(ref)]
+    # Taken in once more while the record was being restored: a turn of these would have nothing to say.
+    spent = set(waiting).intersection(record.consumed)
+    if spent:
+        await fleet.inbox.drop(ref, spent)
+    if not answered and len(spent) == len(waiting):
         return
     begun = await fleet.records.transition(
         record,

@@ -146,7 +146,7 @@ def test_celery_call_with_force_restarts_and_without_leaves_alone(fleet: FleetUn
     fleet.call("fleet.activate", fleet.platform.session_id, "force")
     fleet.call("fleet.activate", fleet.platform.session_id, "force", force=True)
     fleet.await_said("force", "started again")
-    assert [brief(item) for item in fleet.said("force")].count("begun") >= 1
+    wait_until(lambda: fleet.record("force").step == "run", PATIENCE_S, "the turn does not run again")
     assert fleet.record("force").epoch > before.epoch
     fleet.person.set_state("force", "completed")
     fleet.await_turns("force")
