@@ -6,9 +6,10 @@ its own agent and a later attempt that follows a crash do the same thing.
 
 The process file is JSON: `mark`, and once the guard runs, `guard` and `agent`, each `pid` and `start` (start time in
 clock ticks since boot). Every process of the turn carries the mark in its environment, so an orphan is found although
-its parents are gone, and a pid that was given out again is never taken for it. What replaced its whole environment and
-also lost its guard to a SIGKILL is out of reach. Without /proc nothing can be told with certainty, so nothing is ended
-there; the guard then is the only protection.
+its parents are gone, and a pid that was given out again is never taken for it. A file that is damaged names nothing;
+whoever started the agent knows its mark without the file. What replaced its whole environment and also lost its guard
+to a SIGKILL is out of reach. Without /proc nothing can be told with certainty, so nothing is ended there; the guard
+then is the only protection.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import secrets
 import shlex
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from agents import guard
 
@@ -47,6 +49,8 @@ STDERR_TAIL_BYTES = 500
 #: Bytes read from an agent at once.
 CHUNK_BYTES = 1 << 16
 
+MARK = re.compile(r"[0-9a-f]{32}")
+
 
 def guard_command(
     argv: Sequence[str], *, env: Mapping[str, str], process_file: Path, term_grace_s: float = TERM_GRACE_S
@@ -56,6 +60,9 @@ def guard_command(
     The command must be started by this very process: the guard stops when its parent is another one. The agent gets
     exactly `env` and the mark, whatever the command is started with. `env` travels in a file of mode 0600, which the
     guard removes, and not on a command line.
+
+    Raises:
+        OSError: the process file can't be written.
     """
     process_file.parent.mkdir(parents=True, exist_ok=True)
     mark = secrets.token_hex(16)
@@ -94,11 +101,16 @@ class Running:
 async def running(
     argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, process_file: Path, term_grace_s: float = TERM_GRACE_S
 ) -> AsyncIterator[Running]:
-    """Run `argv` below a guard with pipes for stdin and stdout; after the block nothing of it is alive."""
-    command = guard_command(argv, env=env, process_file=process_file, term_grace_s=term_grace_s)
+    """Run `argv` below a guard with pipes for stdin and stdout; after the block nothing of it is alive.
+
+    Raises:
+        OSError: it can't be started.
+    """
     stderr_file = _beside(process_file, "stderr")
-    agent = None
+    agent, mark = None, ""
     try:
+        command = guard_command(argv, env=env, process_file=process_file, term_grace_s=term_grace_s)
+        mark, _ = _recorded(process_file)
         with stderr_file.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=stderr, cwd=cwd
@@ -107,7 +119,7 @@ async def running(
         agent = Running(process, *pipes)
         yield agent
     finally:
-        await end(process_file, term_grace_s=term_grace_s)
+        await _uninterrupted(lambda: _end_started(process_file, mark, term_grace_s))
         if agent is not None:
             await _collect(agent)
         stderr_file.unlink(missing_ok=True)
@@ -115,14 +127,18 @@ async def running(
 
 async def end(process_file: Path, *, term_grace_s: float = TERM_GRACE_S) -> None:
     """`end_leftovers` in a thread. Being cancelled doesn't cut it short: the cancellation is raised afterwards."""
-    ending = asyncio.ensure_future(asyncio.to_thread(end_leftovers, process_file, term_grace_s=term_grace_s))
+    await _uninterrupted(lambda: end_leftovers(process_file, term_grace_s=term_grace_s))
+
+
+async def _uninterrupted(work: Callable[[], object]) -> None:
+    working = asyncio.ensure_future(asyncio.to_thread(work))
     cancelled = False
-    while not ending.done():
+    while not working.done():
         try:
-            await asyncio.shield(ending)
+            await asyncio.shield(working)
         except asyncio.CancelledError:
             cancelled = True
-    ending.result()
+    working.result()
     if cancelled:
         raise asyncio.CancelledError
 
@@ -130,24 +146,28 @@ async def end(process_file: Path, *, term_grace_s: float = TERM_GRACE_S) -> None
 def end_leftovers(process_file: Path, *, term_grace_s: float = TERM_GRACE_S) -> int:
     """End every process of the turn that `process_file` records, remove the file, and return how many had to be ended.
 
-    Returns 0 when there is no such file.
+    Returns 0 when there is no such file, or it is damaged: it names nothing then.
 
     Raises:
         TimeoutError: a process survives SIGKILL; the file stays.
     """
-    try:
-        record = json.loads(process_file.read_text(encoding="utf-8"))
-        mark = record["mark"]
-    except FileNotFoundError:
-        return 0
-    except (ValueError, KeyError, TypeError):  # not ours, so it names nothing that is ours to end
-        process_file.unlink(missing_ok=True)
-        return 0
-    ended = _end_by_guard(record.get("guard"), mark, term_grace_s)
-    ended |= _end_marked(mark, term_grace_s)
-    for file in (_beside(process_file, "spec"), process_file):
+    mark, recorded_guard = _recorded(process_file)
+    ended: set[int] = set()
+    if mark:
+        ended |= _end_by_guard(recorded_guard, mark, term_grace_s)
+        ended |= _end_marked(mark, term_grace_s)
+    spec = _beside(process_file, "spec")
+    for file in (_beside(spec, "draft"), spec, _beside(process_file, "draft"), process_file):
         file.unlink(missing_ok=True)
     return len(ended)
+
+
+def _end_started(process_file: Path, mark: str, term_grace_s: float) -> None:
+    """End the turn that was started with `mark`, also when its process file was lost or damaged meanwhile."""
+    recorded_mark, _ = _recorded(process_file)
+    end_leftovers(process_file, term_grace_s=term_grace_s)
+    if mark and mark != recorded_mark:
+        _end_marked(mark, term_grace_s)
 
 
 def stderr_tail(process_file: Path) -> str:
@@ -182,9 +202,21 @@ async def _collect(agent: Running) -> None:
     await agent.process.wait()
 
 
-def _end_by_guard(recorded: dict[str, object] | None, mark: str, term_grace_s: float) -> set[int]:
+def _recorded(process_file: Path) -> tuple[str, dict[str, Any]]:
+    """Return the mark and the guard that a process file names; empty ones when it is missing or damaged."""
+    try:
+        record = json.loads(process_file.read_bytes())
+        mark, recorded_guard = record["mark"], record.get("guard", {})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return "", {}
+    if not isinstance(mark, str) or not MARK.fullmatch(mark):
+        return "", {}
+    return mark, recorded_guard if isinstance(recorded_guard, dict) else {}
+
+
+def _end_by_guard(recorded: dict[str, Any], mark: str, term_grace_s: float) -> set[int]:
     """Let a guard that is still alive end its tree; it alone knows what has left it. Return what was below it."""
-    if not recorded or not isinstance(pid := recorded.get("pid"), int):
+    if not isinstance(pid := recorded.get("pid"), int):
         return set()
     if not _has_mark(pid, mark) or guard.start_time(pid) != recorded.get("start"):
         return set()

@@ -97,7 +97,9 @@ class Transcript:
 
     def add(self, line: dict[str, Any]) -> None:
         """Write one line; it is in the file when this returns."""
-        os.write(self._file, encode(line))
+        data = memoryview(encode(line))
+        while data:  # a full disk takes a part and then no more: what is cut short was never sent
+            data = data[os.write(self._file, data) :]
         self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:

@@ -37,6 +37,8 @@ def verdict(record: Record, thread: Thread | None, *, force: bool = False) -> Ve
             return "restart" if record.told == "active" else "none"
         case "active":
             return "recover" if not record.exists or record.step == "wait_host" else "none"
+        case "failed" if record.stop == "failed":
+            return "none"  # our own word, said while the turn is still being stopped
         case _:
             return "stop" if record.live else "none"
 
@@ -85,33 +87,40 @@ async def _claim(
 ) -> None:
     path = PurePosixPath(thread.work_folder)
     host = owner(thread.work_folder, await fleet.hosts.all(), seen.host) if path.is_absolute() else fleet.host
-    interrupted = asked == "restart" and seen.step in TURN_STEPS
-    still_waits = host is None and seen.step == "wait_host" and seen.work_folder == thread.work_folder
-    epoch: int | None = seen.epoch
-    if not still_waits:
-        epoch = await fleet.records.claim(
-            seen,
-            "start" if host else "wait_host",
-            host=host or seen.host,
-            work_folder=thread.work_folder,
-            agent=thread.agent_type,
-            forced=force,
-        )
-    if epoch is None:
-        await fleet.nudges.activate(seen.ref)
+    moves = host is not None and bool(seen.host) and host != seen.host
+    if host is None and seen.step == "wait_host" and seen.work_folder == thread.work_folder:
         return
     drafts = []
     if not seen.exists:
         drafts.append(audit_draft(items.audit("thread_registered", seen.ref.alias)))
-    if interrupted:
+    if asked == "restart" and seen.step in TURN_STEPS:
         detail = f"Turn {seen.turn} was interrupted: the thread was started again."
         drafts.append(item_draft(items.status("restarted", detail)))
+    if moves and seen.agent_session:
+        detail = f"The thread moves from {seen.host} to {host}, where the agent begins anew."
+        drafts.append(item_draft(items.status("new_session", detail)))
     if not host and asked != "recover":
-        detail = f"No host that is up owns {thread.work_folder}. The thread starts by itself when one comes."
+        detail = f"No host that takes turns owns {thread.work_folder}. The thread starts by itself when one comes."
         drafts.append(item_draft(items.status("no_host", detail)))
-    if asked == "restart" and await fleet.prompts.cancel(seen.ref, "the thread was started again"):
-        await fleet.nudges.post_items(seen.ref)
-    if drafts and await fleet.journal.append_once(seen.ref, f"claimed:{epoch}", *drafts, epoch=epoch):
+    # Said before the record moves, so that a crash in between repeats rather than swallows it.
+    call = await fleet.journal.append_once(
+        seen.ref, f"claimed:{seen.epoch}", *drafts, epoch=seen.epoch if seen.exists else None
+    )
+    epoch = await fleet.records.claim(
+        seen,
+        "start" if host else "wait_host",
+        host=host or seen.host,
+        work_folder=thread.work_folder,
+        agent=thread.agent_type,
+        forced=force,
+        **({"agent_session": ""} if moves else {}),
+    )
+    if epoch is None:
+        await fleet.nudges.activate(seen.ref)
+        return
+    if asked != "recover":
+        call |= await fleet.prompts.cancel(seen.ref, "the thread was started again")
+    if call:
         await fleet.nudges.post_items(seen.ref)
     if host:
         await fleet.nudges.start_thread(await fleet.records.read(seen.ref))

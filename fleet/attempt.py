@@ -25,6 +25,7 @@ from fleet.platform.client import SessionRef
 from fleet.policy import parse_policy
 from fleet.rebuild import checkpoint_of
 from fleet.record import Record
+from fleet.start import checked_folder
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,6 @@ class Attempt:
     _guard: Guard | None
 
     def __init__(self, fleet: Fleet, runtime: AgentRuntime, lease: Lease, record: Record, at: SessionRef) -> None:
-        self.record = record
         self.tokens = Usage()
         self.said = 0
         self._fleet = fleet
@@ -88,9 +88,12 @@ class Attempt:
         self._images: tuple[Image, ...] = ()
         self._grants: dict[str, str] = {}
         self._spent: set[str] = set(record.consumed)
-        # Whether the turn was interrupted is this host's word, not that of Redis: an agent would be told to go on.
+        # Whether the turn was interrupted, and in which session, is this host's word, not that of Redis: an agent would
+        # be told to go on, and Redis may not have heard of the session that its agent had begun.
         before = Checkpoint.read(self._files.checkpoint)
         self._under_way = (before.turn, before.step) == (record.turn, "run")
+        taken: Json = {"agent_session": before.agent_session, "prompted": True} if before.prompted else {}
+        self.record = replace(record, **taken) if self._under_way else record
 
     async def duration_ms(self) -> int:
         """Return how long the turn has taken by Redis's clock, earlier attempts included."""
@@ -118,6 +121,7 @@ class Attempt:
         try:
             if self.record.began_ms:
                 await self._recover()
+            checked_folder(self.record.work_folder, self._fleet.config.hosts[self._fleet.host].work_folders)
             if self._guard is not None and not self._was_said(type="policy_applied"):
                 await self._emitter.emit(self._guard.applied())
             if self.record.attempt > self._fleet.config.turns.attempts:
@@ -148,7 +152,11 @@ class Attempt:
         await self._emitter.emit(items.status("recovering", detail))
 
     async def _begin(self) -> str:
-        """Fix the items that the turn is given, and return the prompt they make; "" when nobody has said anything."""
+        """Fix the items that the turn is given, and return the prompt they make; "" when nobody has said anything.
+
+        Raises:
+            ThreadFailedError: the agent is said to be at work on the prompt, which this host does not know of.
+        """
         given = await self._given()
         self._spent.update(item["id"] for item in given)
         under_way = self._under_way or await self._fleet.prompts.read(self.record.ref) is not None
@@ -156,7 +164,9 @@ class Attempt:
             await self._gave(*given)
         answer = await parked_answer(self._fleet, self.record.ref, self._gave, self._grants, self._spent)
         if self.record.prompted:
-            return CONTINUE if under_way else ""
+            if not under_way:
+                raise ThreadFailedError("ACTIVATION_UNKNOWN", f"turn {self.record.turn} was not begun here")
+            return CONTINUE
         said = await self._said_by_persons(given)
         return "\n\n".join(text for text in (answer, said) if text)
 
@@ -192,6 +202,12 @@ class Attempt:
             raise LeaseLostError(f"turn {self.record.turn} of {self.record.ref} was taken over")
         self.record = replace(self.record, **changes)
         checkpoint_of(self.record).write(self._files.checkpoint)
+
+    async def _prompt_taken(self, session_id: str) -> None:
+        """Note the session whose transcript has the prompt: here first, for the agent works on while Redis is slow."""
+        taken: Json = {"agent_session": session_id, "prompted": True}
+        checkpoint_of(replace(self.record, **taken)).write(self._files.checkpoint)
+        await self._note(**taken)
 
     async def _with_retries(self, prompt: str) -> Outcome:
         """Run the agent, and resume it where its model's service failed for a moment (protocol §3.7)."""
@@ -232,7 +248,7 @@ class Attempt:
                     case Usage():
                         self.tokens = _sum(self.tokens, event)
                     case SessionStarted(session_id):
-                        await self._note(agent_session=session_id, prompted=True)
+                        await self._prompt_taken(session_id)
                     case _:
                         await self._emitter.emit(items.from_event(event), event.uid)
         raise AgentDiedError("the agent said nothing of how its turn ended")

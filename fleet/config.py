@@ -7,15 +7,13 @@ file works as it is.
 
 from __future__ import annotations
 
-import difflib
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
-from urllib.parse import SplitResult, urlsplit
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -29,9 +27,11 @@ from pydantic import (
 )
 
 from fleet.aliases import is_alias_prefix, is_id
+from fleet.config_errors import allowed, joined, keys, problems, shown
 from fleet.envelope import AgentBlock
 from fleet.errors import ConfigError, ThreadFailedError
 from fleet.events import Permissions
+from fleet.urls import platform_url, redis_url
 from fleet.yamlfile import read_yaml
 
 #: Agent types that need no configuration. `scripted` exists only where the file has it.
@@ -39,9 +39,6 @@ _ALWAYS = ("claude_code", "codex")
 
 #: Where the configuration is when neither an argument nor FLEET_CONFIG says so.
 DEFAULT_FILE = Path("fleet.yaml")
-
-#: Characters of a wrong value that an error shows.
-SHOWN_VALUE = 80
 
 #: Environment variable → the key that it overrides.
 _OVERRIDES: dict[str, tuple[str, str]] = {"BLOBHUB_API_URL": ("platform", "url"), "FLEET_REDIS_URL": ("redis", "url")}
@@ -58,7 +55,7 @@ def _name(text: str) -> str:
 
 def _agent_type(text: str) -> str:
     if text not in (*_ALWAYS, "scripted"):
-        raise ValueError(f"unknown agent type; {_allowed(text, (*_ALWAYS, 'scripted'))}")
+        raise ValueError(f"unknown agent type; {allowed(text, (*_ALWAYS, 'scripted'))}")
     return text
 
 
@@ -104,30 +101,6 @@ def _inside(text: str) -> str:
     return text
 
 
-def _url(text: str) -> SplitResult | None:
-    """Return the parts of a URL, None for what is none. urllib's own errors would quote the credentials."""
-    try:
-        parts = urlsplit(text)
-        parts.port  # noqa: B018 - raises for a bad port
-    except ValueError:
-        return None
-    return parts
-
-
-def _platform_url(text: str) -> str:
-    url = _url(text)
-    if not url or url.scheme not in {"http", "https"} or not url.hostname or "@" in url.netloc or url.query:
-        raise ValueError("must be an http:// or https:// URL without credentials or a query")
-    return text.rstrip("/")
-
-
-def _redis_url(text: str) -> str:
-    url = _url(text)
-    if not url or not (url.hostname if url.scheme in {"redis", "rediss"} else url.scheme == "unix" and url.path):
-        raise ValueError("must be a redis://, rediss:// or unix:// URL")
-    return text
-
-
 Name = Annotated[str, AfterValidator(_name)]
 PlatformId = Annotated[str, AfterValidator(_platform_id)]
 #: YAML's `true` would otherwise pass as 1, and "4" as 4.
@@ -154,20 +127,36 @@ class _Group(BaseModel):
 
 
 class PlatformConfig(_Group):
-    """Where the BlobHub platform is."""
+    """Where the BlobHub platform is.
 
-    url: Annotated[str, AfterValidator(_platform_url)] = "https://api.blobhub.io/v1"
+    Attributes:
+        url: its API. `fleet up` embeds a platform when neither this key nor BLOBHUB_API_URL is set.
+    """
+
+    url: Annotated[str, AfterValidator(platform_url)] = "https://api.blobhub.io/v1"
 
 
 class RedisConfig(_Group):
-    """Where Redis is; without `url` the fleet embeds one. `namespace` begins every key."""
+    """Where Redis is. `fleet up` embeds one when neither `url` nor FLEET_REDIS_URL is set.
 
-    url: Annotated[str, AfterValidator(_redis_url)] | None = Field(default=None, repr=False)
+    Attributes:
+        url: `redis://`, `rediss://` (TLS), `unix://`, `sentinel://` or `sentinels://` (TLS), with the password in it.
+        namespace: beginning of every key and queue name; fleets that share a Redis need different ones.
+    """
+
+    url: Annotated[str, AfterValidator(redis_url)] | None = Field(default=None, repr=False)
     namespace: Name = "fleet"
 
 
 class PollingConfig(_Group):
-    """How often the platform is asked, and how often threads are compared with the record (`resync_s`)."""
+    """How often the platform is asked.
+
+    Attributes:
+        interval_idle_ms: ms between two looks at a section in which nothing is under way.
+        interval_active_ms: the same while a thread has something under way; more than 1000 counts as 1000.
+        backoff_max_ms: ms of the longest pause while the platform does not answer.
+        resync_s: seconds between two comparisons of all threads with what the fleet knows of them.
+    """
 
     interval_idle_ms: Milliseconds = 1500
     interval_active_ms: Milliseconds = 1000
@@ -176,25 +165,42 @@ class PollingConfig(_Group):
 
 
 class ConcurrencyConfig(_Group):
-    """Turns at once on one host, and in one work folder (0 = no limit)."""
+    """How many turns run at once.
+
+    Attributes:
+        max_agents: on one host.
+        per_work_folder: in one work folder; 0 is no limit. Turns above it wait in line.
+    """
 
     max_agents: Annotated[Int, Field(ge=1, le=256)] = 4
     per_work_folder: Annotated[Int, Field(ge=0, le=256)] = 0
 
 
 class HostConfig(_Group):
-    """A machine: the roots of its work folders; `max_agents` wins over `concurrency.max_agents`."""
+    """A machine, under the name that its FLEET_HOST has.
+
+    Attributes:
+        work_folders: roots, as absolute paths. A thread's work folder belongs to the host with the longest match.
+        max_agents: wins over `concurrency.max_agents`.
+    """
 
     work_folders: tuple[Annotated[str, AfterValidator(_absolute)], ...]
     max_agents: Annotated[Int, Field(ge=1, le=256)] | None = None
 
 
 class AgentConfig(_Group):
-    """Settings of one agent type.
+    """Settings of an agent type (`claude_code`, `codex`, `scripted`), for threads that do not say otherwise.
 
-    `wait` and `hold_s` (seconds): whether and for how long an open prompt keeps the agent's process. `turn_retries`:
-    protocol §3.7. `env` is added to the agent's environment. `script` belongs to the scripted agent alone; a relative
-    one is resolved against the configuration's folder.
+    Attributes:
+        executable: a path, or a name on PATH; without it the CLI that the agent's package brings.
+        model: passed through; empty leaves it to the agent.
+        effort: passed through; empty leaves it to the agent.
+        permissions: what the agent may do without asking.
+        wait: whether an open question keeps the agent's process (`held`) or ends the turn at once (`parked`).
+        hold_s: seconds for which a question is held before it is parked.
+        turn_retries: how often a turn is resumed when the model's service fails for a moment (protocol §3.7).
+        env: added to the agent's environment; the place for keys of model providers.
+        script: what the scripted agent plays, and belongs to it alone. Relative to the folder of the configuration.
     """
 
     executable: str = ""
@@ -216,33 +222,58 @@ class AgentConfig(_Group):
 
 
 class PolicyConfig(_Group):
-    """The machine owner's policy, which no thread can relax (protocol §4). `fleet.policy` reads `rules`."""
+    """The machine owner's policy, which no thread can relax (protocol §4).
+
+    Attributes:
+        allow_autonomous: whether threads may have the permissions `autonomous`.
+        rules: tried before a thread's own; docs/policy.md has their keys.
+    """
 
     allow_autonomous: Bool = True
     rules: tuple[dict[str, Any], ...] = ()
 
 
 class AttachmentsConfig(_Group):
-    """Where attachments are put, relative to the work folder, unless the thread says otherwise."""
+    """Files that people attach to their messages.
+
+    Attributes:
+        inbox: where they are put, relative to the work folder, unless the thread says otherwise.
+    """
 
     inbox: Annotated[str, AfterValidator(_inside)] = ".blobhub/inbox"
 
 
 class ArtifactsConfig(_Group):
-    """How artifacts are uploaded: as session objects (text alone) or as session files (current platform)."""
+    """Files that a turn publishes.
+
+    Attributes:
+        upload: as session objects (text, 5 MiB less 64 KiB) or as session files (any, 4 MiB; needs a current platform).
+    """
 
     upload: Literal["object", "file"] = "object"
 
 
 class ItemsConfig(_Group):
-    """Bytes of `json.dumps(item)` that one thread item may have (protocol §4, budget), and of a `thread.log`."""
+    """Bounds of what is said (protocol §4, budget).
+
+    Attributes:
+        budget_bytes: of JSON in one thread item; longer ones are excerpted, and whole in `thread.log` alone.
+        log_bytes: of a `thread.log` before it is rotated; three rotated ones are kept.
+    """
 
     budget_bytes: Annotated[Int, Field(ge=8192, le=5 * 1024 * 1024)] = 350_000
     log_bytes: Annotated[Int, Field(ge=64 * 1024)] = 64 * 1024 * 1024
 
 
 class TurnsConfig(_Group):
-    """A turn's lease, grace at shutdown, attempts, and the grace of its agent between SIGTERM and SIGKILL."""
+    """How turns are held, interrupted and ended.
+
+    Attributes:
+        lease_s: seconds without a renewal after which a turn counts as crashed.
+        shutdown_grace_s: seconds that running turns get when a worker ends, before they are interrupted.
+        attempts: interrupted attempts of one turn after which its thread fails with `AGENT_CRASHED`.
+        stop_grace_s: seconds between SIGTERM and SIGKILL for an agent and all that it started.
+    """
 
     lease_s: Annotated[Seconds, Field(ge=0.2)] = 15
     shutdown_grace_s: Seconds = 20
@@ -250,8 +281,39 @@ class TurnsConfig(_Group):
     stop_grace_s: Annotated[Seconds, Field(le=10)] = 0.3
 
 
+class MetricsConfig(_Group):
+    """The Prometheus endpoint of each host, `http://ADDRESS:PORT/metrics`. It asks nobody for a password.
+
+    Attributes:
+        port: where the host's worker for short work serves it; 0 is nowhere.
+        address: on which it listens.
+    """
+
+    port: Annotated[Int, Field(ge=0, le=65_535)] = 0
+    address: str = "127.0.0.1"
+
+
+class LogsConfig(_Group):
+    """How the workers and the scheduler log.
+
+    Attributes:
+        format: `json` is an object per line, `text` is for people; `auto` is `json` where the log goes into a pipe or a
+            socket, as in containers and under systemd, and `text` on a terminal and in a file.
+    """
+
+    format: Literal["auto", "json", "text"] = "auto"
+
+
 class SessionConfig(_Group):
-    """One session, or the part of it whose aliases begin with `session_prefix`."""
+    """One session, or the part of it whose aliases begin with `session_prefix`.
+
+    Attributes:
+        org_id: of the organisation that owns the blob.
+        blob_id: of the blob that has the revision.
+        revision_id: an id or `default`; a draft or a managed revision.
+        session_id: an id or an alias.
+        session_prefix: sections that share a session need prefixes of which none begins with another.
+    """
 
     org_id: PlatformId
     blob_id: PlatformId
@@ -261,7 +323,13 @@ class SessionConfig(_Group):
 
 
 class SectionConfig(_Group):
-    """A session that the fleet serves. Without a `name` it is called by its session's id."""
+    """A session that the fleet serves.
+
+    Attributes:
+        session: where it is on the platform.
+        name: what commands and logs call it, up to 128 characters; default: the session's id.
+        job_type: the only one there is.
+    """
 
     session: SessionConfig
     name: Annotated[str, AfterValidator(_label)] = Field(default_factory=lambda known: known["session"].session_id)
@@ -287,6 +355,8 @@ class FleetConfig(_Group):
     attachments: AttachmentsConfig = AttachmentsConfig()
     artifacts: ArtifactsConfig = ArtifactsConfig()
     items: ItemsConfig = ItemsConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    logs: LogsConfig = LogsConfig()
     sections: tuple[SectionConfig, ...] = ()
 
     @field_validator("agents", mode="after")
@@ -329,7 +399,7 @@ def load_config(path: Path | None, env: Mapping[str, str]) -> FleetConfig:
     data = read_yaml(file)
     if not isinstance(data, dict):
         raise ConfigError(
-            "config_invalid", f"{file}: is {_shown(data)}, must be a mapping of {_joined(_keys(FleetConfig))}"
+            "config_invalid", f"{file}: is {shown(data)}, must be a mapping of {joined(keys(FleetConfig))}"
         )
     sources = _override(data, env)
     if not data.get("hosts"):
@@ -337,7 +407,7 @@ def load_config(path: Path | None, env: Mapping[str, str]) -> FleetConfig:
     try:
         config = FleetConfig.model_validate(data, context={"folder": file.absolute().parent})
     except ValidationError as error:
-        lines = list(_lines(error, str(file), sources))
+        lines = list(problems(error, FleetConfig, str(file), sources))
     else:
         lines = [f"{file}: {problem}" for problem in _contradictions(config)]
     if lines:
@@ -354,7 +424,7 @@ def read_environment(env: Mapping[str, str]) -> Environment:
     host = env.get("FLEET_HOST") or socket.gethostname().partition(".")[0]
     if not _NAME.fullmatch(host):
         raise ConfigError(
-            "config_invalid", f"environment: FLEET_HOST: is {_shown(host)}, must be 1 to 64 of A-Z, a-z, 0-9, _ and -"
+            "config_invalid", f"environment: FLEET_HOST: is {shown(host)}, must be 1 to 64 of A-Z, a-z, 0-9, _ and -"
         )
     return Environment(
         home=Path(env.get("FLEET_HOME") or "~/.blobhub-fleet").expanduser().absolute(),
@@ -373,7 +443,7 @@ def resolve_agent_settings(agent: AgentBlock, config: FleetConfig) -> AgentSetti
     configured = config.agents.get(agent.type)
     if configured is None:
         raise ThreadFailedError(
-            "AGENT_TYPE_UNSUPPORTED", f"agent.type is {_shown(agent.type)}; supported: {_joined(config.agents)}"
+            "AGENT_TYPE_UNSUPPORTED", f"agent.type is {shown(agent.type)}; supported: {joined(config.agents)}"
         )
     return AgentSettings(
         type=agent.type,
@@ -393,76 +463,6 @@ def _override(data: dict[Any, Any], env: Mapping[str, str]) -> dict[str, str]:
             data[group] = {**values, key: env[variable]}
             sources[f"{group}.{key}"] = variable
     return sources
-
-
-def _lines(error: ValidationError, file: str, sources: Mapping[str, str]) -> Iterator[str]:
-    """Say each error in one line: where, which key, what is wrong with which value, what is allowed."""
-    for detail in error.errors(include_url=False):
-        if detail["type"] == "default_factory_not_called":  # follows from another error of the same section
-            continue
-        loc = detail["loc"]
-        variable = sources.get(_dotted(loc))
-        where = f"environment: {variable}" if variable else f"{file}: {_dotted(loc)}"
-        yield f"{where}: {_what_is_wrong(detail['type'], detail['msg'], loc, detail['input'])}"
-
-
-def _what_is_wrong(kind: str, message: str, loc: tuple[int | str, ...], value: object) -> str:
-    if kind == "missing":
-        return "is missing"
-    if kind == "extra_forbidden":
-        return f"unknown key; {_allowed(str(loc[-1]), _keys(_group_at(loc[:-1])))}"
-    if kind == "invalid_key":
-        return "is no string; quote the key"
-    message = message.removeprefix("Value error, ").replace("Input should be", "must be")
-    message = re.sub(r"a valid (tuple|list)", "a list", re.sub(r"a valid dictionary.*", "a mapping", message))
-    # A key is already named by its place; an agent's variables and Redis's URL hold secrets.
-    hidden = "[key]" in loc or "env" in loc or loc == ("redis", "url")
-    return message if hidden else f"is {_shown(value)}, {message}"
-
-
-def _dotted(loc: tuple[int | str, ...]) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc if part != "[key]")
-    return text.removeprefix(".").replace("\n", "\\n")
-
-
-def _group_at(loc: tuple[int | str, ...]) -> type[BaseModel]:
-    """Return the group that a place in the file belongs to, such as `("hosts", "alpha")`."""
-    group: type[BaseModel] = FleetConfig
-    for part in loc:
-        if part in group.model_fields:
-            annotation = group.model_fields[str(part)].annotation
-            candidates = (annotation, *get_args(annotation))
-            group = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), group)
-    return group
-
-
-def _keys(group: type[BaseModel]) -> list[str]:
-    return list(group.model_fields)
-
-
-def _allowed(word: str, words: Iterable[str]) -> str:
-    """Return the allowed words, led by the one that was probably meant."""
-    near = difflib.get_close_matches(word, list(words), n=1)
-    return (f"did you mean {near[0]}? " if near else "") + f"allowed: {_joined(words)}"
-
-
-def _joined(words: Iterable[str]) -> str:
-    return ", ".join(sorted(words))
-
-
-def _shown(value: object) -> str:
-    """Return a wrong value for an error: short, on one line, without a URL's credentials and query."""
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, (list, tuple)):
-        return "a list"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not isinstance(value, str):
-        return str(value)[:SHOWN_VALUE]
-    text = re.sub(r"^([a-z+]+://)?.*@", r"\1***@", value, flags=re.DOTALL)
-    text = re.sub(r"\?.*", "?***", text, flags=re.DOTALL) if "://" in text else text
-    return repr(text if len(text) <= SHOWN_VALUE else f"{text[:SHOWN_VALUE]}…")
 
 
 def _policy_problems(config: FleetConfig) -> Iterator[str]:

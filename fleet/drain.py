@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fleet import lifecycle
+from fleet import lifecycle, metrics
 from fleet.context import Fleet
 from fleet.envelope import WORKER_ALIAS, State, parse, with_state
 from fleet.errors import ThreadFailedError
@@ -46,11 +46,14 @@ async def drain(fleet: Fleet, ref: ThreadRef) -> None:
     if at is None or begun is None:
         return
     token, entry = begun
+    posting = asyncio.create_task(_post_all(fleet, at, ref, token, entry))
     keeper = asyncio.create_task(fleet.journal.keep(ref, token))
     try:
-        while entry is not None:
-            stored_id = await _carry_out(fleet, at, ref, entry)
-            entry = await fleet.journal.stored(ref, token, entry, stored_id)
+        await asyncio.wait({posting, keeper}, return_when=asyncio.FIRST_COMPLETED)
+        if keeper.done() and not posting.done():
+            log.warning("%s: posting is given up, for its lease could not be renewed", ref)
+            return
+        await posting
     except BaseException as error:
         await fleet.journal.release(ref, token)
         if not isinstance(error, TransientError):
@@ -58,7 +61,19 @@ async def drain(fleet: Fleet, ref: ThreadRef) -> None:
         log.warning("%s: posting waits for the platform: %s", ref, error)
         await fleet.add_due(ref, "journal", GIVEN_UP_MS)
     finally:
-        keeper.cancel()
+        for task in (posting, keeper):
+            task.cancel()
+        # What the kernel still holds of a request that is given up must be gone before anybody else posts.
+        await asyncio.gather(posting, keeper, return_exceptions=True)
+
+
+async def _post_all(fleet: Fleet, at: SessionRef, ref: ThreadRef, token: str, entry: Entry | None) -> None:
+    while entry is not None:
+        with metrics.POST_SECONDS.labels(fleet.host).time():
+            stored_id = await _carry_out(fleet, at, ref, entry)
+        if stored_id:
+            metrics.POSTED.labels(fleet.host, entry.kind).inc()
+        entry = await fleet.journal.stored(ref, token, entry, stored_id)
 
 
 async def _carry_out(fleet: Fleet, at: SessionRef, ref: ThreadRef, entry: Entry) -> str:
@@ -94,11 +109,13 @@ async def _post(fleet: Fleet, at: SessionRef, alias: str, entry: Entry) -> str:
             return str((await fleet.platform.post_item(at, alias, entry.body)).get("id", ""))
         except NotExecutedError:
             unknown = False
+            metrics.POST_RETRIES.labels(fleet.host).inc()
             if time.monotonic() + pause > deadline:
                 raise
             await asyncio.sleep(pause)
         except OutcomeUnknownError:
             unknown = True
+            metrics.POST_RETRIES.labels(fleet.host).inc()
             if time.monotonic() > deadline:
                 raise
     raise AssertionError("the pauses never end")
@@ -149,6 +166,7 @@ async def _refused(
     fleet: Fleet, ref: ThreadRef, entry: Entry, error: Exception, code: str = "THREAD_POST_FAILED"
 ) -> None:
     """Pass over an entry that can never be stored, and fail its thread with a code."""
+    metrics.REFUSED.labels(fleet.host).inc()
     kind = entry.body.get("metadata", {}).get("type", "")
     log.error("%s: the platform refuses an item of type %r for good: %s", ref, kind, error)
     record = await fleet.records.read(ref)

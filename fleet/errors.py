@@ -74,6 +74,10 @@ CATALOGUE: dict[str, Entry] = {
         "there is no key of a person", "set FLEET_PERSON_API_KEY or FLEET_PERSON_API_KEY_FILE to speak as a person"
     ),
     "home_in_use": Entry("another fleet runs in this state folder", "end it, or set FLEET_HOME to another folder"),
+    "host_unwritable": Entry(
+        "the host can't write its state folder: its disk is full or read-only",
+        "free space there; what waits goes on by itself",
+    ),
     "redis_failed": Entry("the embedded Redis does not start", "read the end of its log"),
     "redis_unreachable": Entry("Redis does not answer", "start it, or correct FLEET_REDIS_URL"),
     "redis_missing": Entry(
@@ -83,7 +87,13 @@ CATALOGUE: dict[str, Entry] = {
     "host_unknown": Entry(
         "this machine's name is not among the hosts of the configuration", "set FLEET_HOST to one of them"
     ),
+    "format_newer": Entry(
+        "a newer release has written it", "nothing, if the fleet is being upgraded; else upgrade this machine's fleet"
+    ),
     "session_unknown": Entry("no such section or session", "name one of the configured sections"),
+    "log_missing": Entry(
+        "this machine has no log of the thread", "run it on the thread's host, which `fleet status` names"
+    ),
     "thread_unknown": Entry("there is no such thread", "see `fleet thread ls`"),
     "thread_exists": Entry("there is already an object with that alias", "choose another alias"),
     "alias_invalid": Entry(

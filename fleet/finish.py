@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from fleet import artifacts, items, lifecycle
+from fleet import artifacts, items, lifecycle, metrics
 from fleet.context import Fleet
 from fleet.emitter import Emitter, LeaseLostError
-from fleet.hostfiles import HostFiles
+from fleet.hostfiles import HostFiles, HostUnwritableError
 from fleet.leases import Lease
 from fleet.rebuild import checkpoint_of, consumed
 from fleet.record import Record, Step
 from fleet.refs import ThreadRef
+from fleet.start import say_unwritable
 from fleet.terms import on_terms
 
 log = logging.getLogger(__name__)
@@ -60,12 +62,15 @@ async def close_turn(fleet: Fleet, ref: ThreadRef, epoch: int, turn: int) -> Non
 async def _close(fleet: Fleet, lease: Lease) -> None:
     record = on_terms(lease.record, fleet.environment.home) or lease.record
     await fleet.prompts.forget(record.ref)
+    checkpoint = HostFiles(fleet.environment.home, record.ref).checkpoint
     if record.fail_code:
+        checkpoint_of(replace(record, step="idle")).write(checkpoint)
         await lifecycle.fail(fleet, record, record.fail_code, record.error, token=lease.token)
+        metrics.count_turn(fleet, record)
         return
     closed = consumed(record)
-    checkpoint_of(closed).write(HostFiles(fleet.environment.home, record.ref).checkpoint)
-    await fleet.records.transition(
+    checkpoint_of(closed).write(checkpoint)
+    if await fleet.records.transition(
         record,
         "turn_closed",
         token=lease.token,
@@ -73,7 +78,8 @@ async def _close(fleet: Fleet, lease: Lease) -> None:
         consumed_ids=record.turn_items,
         consumed_at=closed.consumed_at,
         consumed=closed.consumed,
-    )
+    ):
+        metrics.count_turn(fleet, record)
 
 
 async def _say(fleet: Fleet, lease: Lease, said: int, item: items.Item) -> int:
@@ -112,4 +118,7 @@ async def _step(fleet: Fleet, ref: ThreadRef, epoch: int, turn: int, step: Step)
         try:
             yield lease
         except LeaseLostError as error:
+            metrics.count_lost_lease(fleet, record)
             log.warning("%s: %s", ref, error)
+        except HostUnwritableError as error:
+            await say_unwritable(fleet, record, error)

@@ -1,7 +1,8 @@
 """The machines of the fleet: their heartbeats, and who owns a work folder.
 
 Key `NS:hosts` (set): names that ever registered. Key `NS:host:NAME` (hash): the last heartbeat and the Redis time in
-ms until which it counts; its one writer is the short-work worker of that host. Key `NS:host:NAME:turns` (sorted set):
+ms until which it counts; its one writer is the short-work worker of that host. Its field `draining`, there or not, is
+written by operators' commands alone. Key `NS:host:NAME:turns` (sorted set):
 thread → Redis time in ms until which its turn is known to run there; written by the turn's process. Keys
 `NS:host:NAME:folder:PATH` and `NS:host:NAME:line:PATH`: see `folder_enter.lua`.
 """
@@ -23,7 +24,10 @@ HEARTBEATS_MISSED = 4
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine as its heartbeat describes it. `roots` are its work folder roots, as configured and as resolved."""
+    """A machine as its heartbeat describes it. `roots` are its work folder roots, as configured and as resolved.
+
+    `draining`: an operator has asked that no turn begins there.
+    """
 
     name: str
     work_folders: tuple[str, ...]
@@ -33,6 +37,12 @@ class Host:
     version: str
     alive: bool = True
     running: int = 0
+    draining: bool = False
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether turns may begin there."""
+        return self.alive and not self.draining
 
     @property
     def free(self) -> int:
@@ -65,8 +75,8 @@ def owner(work_folder: str, hosts: Iterable[Host], current: str = "") -> str | N
     best = [host for depth, host in candidates if depth == longest]
     holding = [host for host in best if host.name == current]
     if holding:
-        return current if holding[0].alive else None
-    alive = [host for host in best if host.alive]
+        return current if holding[0].takes_turns else None
+    alive = [host for host in best if host.takes_turns]
     return min(alive, key=lambda host: (-host.free, host.name)).name if alive else None
 
 
@@ -75,13 +85,17 @@ class Hosts:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._drained: bool | None = None
 
     def _key(self, name: str, *more: str) -> str:
         return self._store.key("host", name, *more)
 
     async def beat(self, host: Host) -> bool:
-        """Write a host's heartbeat. Returns whether the host was away, or has other roots than before."""
-        text = json.dumps(asdict(host) | {"alive": True, "running": 0})
+        """Write a host's heartbeat. Returns whether what waits for it should be looked at.
+
+        That is so when this process has just begun, the host was away or drained, or has other roots than before.
+        """
+        text = json.dumps(asdict(host) | {"alive": True, "running": 0, "draining": False})
         now = await self._store.now_ms()
         before = await self._store.hash(self._key(host.name))
         async with self._store.redis.pipeline() as pipe:
@@ -89,11 +103,26 @@ class Hosts:
             until = now + HEARTBEAT_S * HEARTBEATS_MISSED * 1000
             pipe.hset(self._key(host.name), mapping={"host": text, "until": until})
             await pipe.execute()
-        return before.get("host") != text or int(before["until"]) < now
+        draining = "draining" in before
+        begins = self._drained is None or (self._drained and not draining)
+        self._drained = draining
+        return begins or before.get("host") != text or int(before["until"]) < now
 
     async def leave(self, name: str) -> None:
         """Say that a host stops on purpose: it counts as away at once."""
         await self._store.redis.hset(self._key(name), "until", "0")
+
+    async def drain(self, name: str) -> None:
+        """Let no turn begin on a host until `undrain`. Written by an operator's command alone."""
+        await self._store.redis.hset(self._key(name), "draining", "1")
+
+    async def undrain(self, name: str) -> None:
+        """Let turns begin again; what waited begins with the host's next heartbeat."""
+        await self._store.redis.hdel(self._key(name), "draining")
+
+    async def is_draining(self, name: str) -> bool:
+        """Whether no turn may begin on a host."""
+        return bool(await self._store.redis.hexists(self._key(name), "draining"))
 
     async def all(self) -> list[Host]:
         """Return every host that ever registered, by name."""
@@ -105,10 +134,16 @@ class Hosts:
                 pipe.zcount(self._key(name, "turns"), now, "+inf")
             answers = await pipe.execute()
         return [
-            _host(fields, alive=int(fields["until"]) > now, running=running)
+            _host(fields, alive=int(fields["until"]) > now, running=running, draining="draining" in fields)
             for fields, running in zip(answers[::2], answers[1::2], strict=True)
             if "host" in fields
         ]
+
+    async def running(self, name: str) -> list[ThreadRef]:
+        """Return the threads whose turns run on a host."""
+        now = await self._store.now_ms()
+        rows = await self._store.redis.zrangebyscore(self._key(name, "turns"), now, "+inf")
+        return [ThreadRef(*str(row).split("/", 1)) for row in rows]
 
     async def turn_runs(self, name: str, folder: str, ref: ThreadRef, ttl_ms: int, per_folder: int) -> bool:
         """Count a turn as running on host `name`, in `folder`, for `ttl_ms` from now.
@@ -141,7 +176,7 @@ class Hosts:
         await self._store.redis.zrem(self._key(name, "line", folder), str(ref))
 
 
-def _host(fields: dict[str, str], *, alive: bool, running: int) -> Host:
+def _host(fields: dict[str, str], *, alive: bool, running: int, draining: bool) -> Host:
     value = json.loads(fields["host"])
     return Host(
         name=value["name"],
@@ -152,4 +187,5 @@ def _host(fields: dict[str, str], *, alive: bool, running: int) -> Host:
         version=value["version"],
         alive=alive,
         running=running,
+        draining=draining,
     )

@@ -85,7 +85,9 @@ async def ingest(fleet: Fleet, ref: ThreadRef) -> None:
     own = await fleet.user_id()
     lag_over = await fleet.store.redis.hget(keys.due, f"list {ref.alias}")
     if lag_over is not None and await fleet.store.now_ms() >= int(lag_over):
-        await catch_up(fleet, at, await fleet.records.read(ref))
+        record = await fleet.records.read(ref)
+        if record.live:
+            await catch_up(fleet, at, record)
         await fleet.store.run("due_done", [keys.due], [f"list {ref.alias}", str(lag_over)])
     for item_id in await fleet.due_items(ref):
         record = await fleet.records.read(ref)

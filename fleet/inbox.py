@@ -39,10 +39,10 @@ class Inbox:
         self._seal = seal
 
     async def add(self, ref: ThreadRef, item: Json) -> None:
-        """Take a person's item in, once."""
+        """Take a person's item in, once, if its thread is with us."""
         keys = self._store.thread(ref)
         sealed = self._seal.seal(_purpose(ref, item["id"]), json.dumps(item))
-        await self._store.run("inbox_add", [keys.inbox, keys.seen], [SEEN_KEPT, item["id"], sealed])
+        await self._store.run("inbox_add", [keys.inbox, keys.seen, keys.record], [SEEN_KEPT, item["id"], sealed])
 
     async def waiting(self, ref: ThreadRef) -> list[Json]:
         """Return what waits in a thread's inbox, in the order in which it was said."""

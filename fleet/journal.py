@@ -122,6 +122,11 @@ class Journal:
         )
         return Appended(None if last < 0 else last, depth, size, bool(idle))
 
+    async def last_of(self, ref: ThreadRef, turn: int) -> int:
+        """Return the number of the last item that was taken from a turn; 0 when none was."""
+        meta = await self._store.hash(self._store.thread(ref).journal_meta)
+        return int(meta["n"]) if meta.get("turn") == str(turn) else 0
+
     async def append_once(self, ref: ThreadRef, cause: str, *drafts: Draft, epoch: int | None = None) -> bool:
         """Append drafts that no turn numbers, once for each `cause`.
 
@@ -165,11 +170,22 @@ class Journal:
         return None if answer == "busy" else answer
 
     async def keep(self, ref: ThreadRef, token: str) -> None:
-        """Keep a drainer's lease alive, until cancelled. Redis's absence is the drainer's own to notice."""
-        while True:
-            await asyncio.sleep(DRAIN_TTL_MS / 1000 / DRAIN_RENEWALS)
-            with suppress(RedisError):
-                await self._store.run("extend_lease", [self._store.thread(ref).drain], [token, DRAIN_TTL_MS])
+        """Keep a drainer's lease alive; return when it must be given up: somebody else has it, or may have it soon.
+
+        Without an answer of Redis for two thirds of its life it counts as lost.
+        """
+        lease = self._store.thread(ref).drain
+        clock = asyncio.get_running_loop().time
+        life_s = DRAIN_TTL_MS / 1000
+        renewed = clock()
+        while clock() < renewed + life_s * 2 / 3:
+            await asyncio.sleep(life_s / DRAIN_RENEWALS)
+            asked = clock()
+            with suppress(RedisError, OSError):
+                async with asyncio.timeout_at(renewed + life_s * 2 / 3):
+                    if not await self._store.run("extend_lease", [lease], [token, DRAIN_TTL_MS]):
+                        return
+                renewed = asked
 
     async def release(self, ref: ThreadRef, token: str) -> None:
         """Stop draining with entries left."""

@@ -72,29 +72,34 @@ async def stop(fleet: Fleet, record: Record, outcome: str) -> None:
         return
     await fleet.records.request_stop(record, outcome)
     if record.step == "run" and (lease := await fleet.leases.take(record)):
+        said = await fleet.journal.last_of(record.ref, record.turn)
         await fleet.records.transition(
-            record, "turn_ran", token=lease.token, release=True, turn_status="stopped", stats={}
+            record, "turn_ran", token=lease.token, release=True, said=said, turn_status="stopped", stats={}
         )
         await fleet.nudges.finish_turn(await fleet.records.read(record.ref))
 
 
 async def end_stopped(fleet: Fleet, record: Record, outcome: str, *, token: str = "") -> None:
-    """End a thread that its user took out of our hands, with the audit item, or one that failed while a turn ran."""
+    """End a thread that its user took out of our hands, with the audit item, or one that failed while a turn ran.
+
+    What is to be said of it is appended before the record moves, so that a crash in between repeats it.
+    """
+    ref = record.ref
+    call = await fleet.prompts.say_cancelled(ref, f"the thread is {outcome}", record.epoch)
+    if outcome != "failed":
+        audit = items.audit("thread_removed" if outcome == "removed" else "thread_completed", ref.alias)
+        call |= await fleet.journal.append_once(ref, f"stopped:{record.epoch}", audit_draft(audit), epoch=record.epoch)
+    if call:
+        await fleet.nudges.post_items(ref)
     name = "failed" if outcome == "failed" else "stopped"
     if not await fleet.records.transition(record, name, token=token, release=bool(token), outcome=outcome):
         await fleet.records.request_stop(record, outcome)
         return
-    if await fleet.prompts.cancel(record.ref, f"the thread is {outcome}"):
-        await fleet.nudges.post_items(record.ref)
-    if outcome == "failed":
-        return
+    await fleet.prompts.forget(ref)
     if outcome == "removed":
-        keys = fleet.store.thread(record.ref)
-        await fleet.store.redis.delete(keys.inbox, keys.seen, keys.prompt)
+        keys = fleet.store.thread(ref)
+        await fleet.store.redis.delete(keys.inbox, keys.seen)
         await fleet.store.redis.hdel(keys.record, "agent_session", "consumed", "consumed_at")
-    audit = items.audit("thread_removed" if outcome == "removed" else "thread_completed", record.ref.alias)
-    if await fleet.journal.append_once(record.ref, f"stopped:{record.epoch}", audit_draft(audit), epoch=record.epoch):
-        await fleet.nudges.post_items(record.ref)
 
 
 async def fail(fleet: Fleet, record: Record, code: str, detail: str, *, token: str = "") -> None:

@@ -171,9 +171,9 @@ class Prompts:
         """Delete a thread's prompt: the turn that was given the answer has ended."""
         await self._store.redis.delete(self._store.thread(ref).prompt)
 
-    async def resolve(self, ref: ThreadRef, prompt: Prompt, item: items.Item) -> bool:
-        """Say, once per prompt, how it was resolved. Returns whether a drainer must be called."""
-        return await self._journal.append_once(ref, _resolved(prompt.id), item_draft(item))
+    async def resolve(self, ref: ThreadRef, prompt: Prompt, item: items.Item, epoch: int | None = None) -> bool:
+        """Say, once per prompt and only in `epoch`, how it was resolved. Returns whether a drainer must be called."""
+        return await self._journal.append_once(ref, _resolved(prompt.id), item_draft(item), epoch=epoch)
 
     async def was_resolved(self, ref: ThreadRef, prompt_id: str) -> None:
         """Note that it was said how a prompt was resolved: Redis has forgotten it."""
@@ -181,13 +181,16 @@ class Prompts:
 
     async def cancel(self, ref: ThreadRef, reason: str) -> bool:
         """Cancel a thread's prompt, if it has one. Returns whether a drainer must be called."""
-        prompt = await self.read(ref)
-        if prompt is None:
-            return False
-        item = items.prompt_closed(prompt.id, prompt.kind, "cancelled", reason)
-        call = await self.resolve(ref, prompt, item) if prompt.answer is None else False
+        call = await self.say_cancelled(ref, reason)
         await self.forget(ref)
         return call
+
+    async def say_cancelled(self, ref: ThreadRef, reason: str, epoch: int | None = None) -> bool:
+        """Say that a thread's prompt, if it has one without an answer, is cancelled. Returns as `resolve`."""
+        prompt = await self.read(ref)
+        if prompt is None or prompt.answer is not None:
+            return False
+        return await self.resolve(ref, prompt, items.prompt_closed(prompt.id, prompt.kind, "cancelled", reason), epoch)
 
 
 def _resolved(prompt_id: str) -> str:

@@ -11,17 +11,17 @@ import logging
 
 from fleet import lifecycle
 from fleet.context import Fleet
+from fleet.errors import FleetError
 from fleet.refs import ThreadRef
 
 log = logging.getLogger(__name__)
 
 #: Threads of one session that are looked at in one round; the others are looked at in the next.
 THREADS_PER_ROUND = 500
-#: ms until a thread is looked at again after it was nudged: the first time, and at most, when it still stands.
-#: A turn may wait for a place for hours, and each nudge is a message in the queue.
-AGAIN_MS, AGAIN_MAX_MS = 10_000, 300_000
-#: The same for what is due: a fault of the platform delays it by this much at most.
-DUE_AGAIN_MAX_MS = 30_000
+#: ms until a thread is looked at again after it was nudged. Twice as long each time while it still stands, for the
+#: nudge may have been lost, or the platform may be away; but no longer than `AGAIN_MAX_MS`, or `WAITING_MAX_MS` where
+#: it waits for a host or for a place, which may take hours: each nudge is a message in the queue.
+AGAIN_MS, AGAIN_MAX_MS, WAITING_MAX_MS = 10_000, 20_000, 300_000
 
 
 async def reconcile(fleet: Fleet) -> None:
@@ -46,30 +46,31 @@ async def _reconcile_session(fleet: Fleet, session: str) -> None:
     overdue = await fleet.store.scores(keys.due_at, until=now, limit=THREADS_PER_ROUND)
     due = await fleet.store.hash(keys.due) if overdue else {}
     for alias, score in overdue.items():
-        outstanding = await _nudge_due(fleet, ThreadRef(session, alias), due)
-        await _look_again(fleet, keys.due_at, alias, score, "due ", outstanding, DUE_AGAIN_MAX_MS)
+        again_ms = await _nudge_due(fleet, ThreadRef(session, alias), due)
+        await _look_again(fleet, keys.due_at, alias, score, "due ", again_ms)
     standing = await fleet.store.scores(keys.attention, until=now, limit=THREADS_PER_ROUND)
+    hosts = await fleet.hosts.all() if standing else []
+    away = {host.name for host in hosts if not host.alive}
+    full = {host.name for host in hosts if not host.takes_turns or host.free <= 0}
     for alias, score in standing.items():
-        outstanding = await _nudge_step(fleet, ThreadRef(session, alias))
-        await _look_again(fleet, keys.attention, alias, score, "", outstanding, AGAIN_MAX_MS)
+        again_ms = await _nudge_step(fleet, ThreadRef(session, alias), away, full)
+        await _look_again(fleet, keys.attention, alias, score, "", again_ms)
 
 
-async def _look_again(
-    fleet: Fleet, key: str, alias: str, score: float, kind: str, outstanding: bool, at_most_ms: int
-) -> None:
-    """Set when a thread is looked at again, later each time; or strike it off the list `key`."""
+async def _look_again(fleet: Fleet, key: str, alias: str, score: float, kind: str, at_most_ms: int) -> None:
+    """Set when a thread is looked at again, later each time; or, with 0, strike it off the list `key`."""
     standing = key.rpartition(":")[0] + ":standing"
-    if outstanding:
+    if at_most_ms:
         times = await fleet.store.redis.hincrby(standing, kind + alias, 1)
-        pause_ms = min(AGAIN_MS * 2 ** (times - 1), at_most_ms)
+        pause_ms = min(AGAIN_MS * 2 ** min(times - 1, 8), at_most_ms)
         await fleet.store.redis.zadd(key, {alias: await fleet.store.now_ms() + pause_ms}, gt=True)
     else:
         await fleet.store.redis.hdel(standing, kind + alias)
         await fleet.store.run("attention_settle", [key], [alias, f"{score:.0f}"])
 
 
-async def _nudge_due(fleet: Fleet, ref: ThreadRef, due: dict[str, str]) -> bool:
-    """Give the nudges for what is due on a thread; return whether anything is."""
+async def _nudge_due(fleet: Fleet, ref: ThreadRef, due: dict[str, str]) -> int:
+    """Give the nudges for what is due on a thread; return in how many ms, at most, they are given again."""
     changed = f"object {ref.alias}" in due
     said = f"list {ref.alias}" in due or any(name.startswith(f"item {ref.alias} ") for name in due)
     drained = f"journal {ref.alias}" in due
@@ -79,21 +80,29 @@ async def _nudge_due(fleet: Fleet, ref: ThreadRef, due: dict[str, str]) -> bool:
         await fleet.nudges.ingest(ref)
     if drained:
         await fleet.nudges.post_items(ref)
-    return changed or said or drained
+    return AGAIN_MAX_MS if changed or said or drained else 0
 
 
-async def _nudge_step(fleet: Fleet, ref: ThreadRef) -> bool:
-    """Give a thread the nudge that its step is waiting for; return whether anything is outstanding."""
+async def _nudge_step(fleet: Fleet, ref: ThreadRef, away: set[str], full: set[str]) -> int:
+    """Give a thread the nudge that its step is waiting for; return as `_nudge_due`.
+
+    On a host of `full` no turn can begin now. One that is `away` looks by itself when it comes.
+    """
     journal = await fleet.store.journal_depth(ref) > 0
     if journal:
         await fleet.nudges.post_items(ref)
-    record = await fleet.records.read(ref)
+    try:
+        record = await fleet.records.read(ref)
+    except FleetError as error:
+        log.warning("%s is left to others: %s", ref, error)
+        return WAITING_MAX_MS
     if record.step in ("", "end"):
-        return journal
+        return AGAIN_MAX_MS if journal else 0
     if record.step == "idle":
         await lifecycle.advance(fleet, ref)
-        return journal or bool(record.stop)
-    if not await fleet.leases.held(record):
+        return AGAIN_MAX_MS if journal or record.stop else 0
+    if record.host not in away and not await fleet.leases.held(record):
         log.info("%s stands still in step %s: nudged", ref, record.step)
         await lifecycle.dispatch(fleet, record)
-    return True
+    waits = record.step == "wait_host" or record.host in full
+    return WAITING_MAX_MS if waits and not journal else AGAIN_MAX_MS

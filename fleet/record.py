@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fleet.errors import FleetError
+from fleet.formats import FORMAT, check_format
 from fleet.refs import ThreadRef
 from fleet.signing import Seal, TamperedError
 from fleet.store import Store
@@ -39,8 +42,8 @@ TURN_STEPS: frozenset[Step] = frozenset({"run", "publish", "close"})
 INTERRUPTED = "interrupted"
 #: ms until reconcile looks at a thread whose next step was nudged. Longer than a busy worker needs to take a message.
 NUDGE_PATIENCE_MS = 10_000
-#: Seconds for which the record of an ended thread is kept, so that `fleet status` can show it.
-ENDED_TTL_S = 7 * 24 * 3600
+#: ms for which an ended thread is remembered, so that `fleet status` can show it and a repeated cause says nothing.
+ENDED_TTL_MS = 7 * 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,12 @@ _JSON = ("turn_items", "turn_newest", "consumed_at", "consumed", "stats", "promp
 
 
 def decode(ref: ThreadRef, fields: dict[str, str], seal: Seal) -> Record:
-    """Return the record that a Redis hash holds; unknown fields, of a newer version, are passed over."""
+    """Return the record that a Redis hash holds; unknown fields, of a newer release, are passed over.
+
+    Raises:
+        FleetError: `format_newer`, see `fleet.formats`.
+    """
+    check_format(fields.get("format"), f"the record of {ref}")
     values: dict[str, Any] = {name: fields[name] for name in _PLAIN if name in fields}
     values |= {name: int(fields[name]) for name in _NUMBERS if name in fields}
     values |= {name: json.loads(fields[name]) for name in _JSON if name in fields}
@@ -159,7 +167,7 @@ def encode(ref: ThreadRef, changes: dict[str, Any], seal: Seal) -> list[str]:
     """Return field, value pairs for a script."""
     if "agent_session" in changes:
         changes = changes | {"agent_session": seal.seal(f"agent_session {ref}", changes["agent_session"])}
-    pairs: list[str] = []
+    pairs = ["format", str(FORMAT)]
     for name, value in changes.items():
         pairs += [name, json.dumps(value) if name in _JSON else str(value)]
     return pairs
@@ -177,7 +185,7 @@ class Records:
         return decode(ref, await self._store.hash(self._store.thread(ref).record), self._seal)
 
     async def all(self, session: str) -> list[Record]:
-        """Return the records of a session's threads, by alias."""
+        """Return the records of a session's threads, by alias, but for those that only a newer release can read."""
         aliases = sorted(await self._store.members(self._store.session(session).threads))
         refs = [ThreadRef(session, alias) for alias in aliases]
         async with self._store.redis.pipeline(transaction=False) as pipe:
@@ -188,14 +196,25 @@ class Records:
         for alias in expired:
             keys = self._store.thread(ThreadRef(session, alias))
             await self._store.run("forget_expired", [keys.session.threads, keys.record], [alias])
-        return [decode(ref, fields, self._seal) for ref, fields in zip(refs, rows, strict=True) if fields]
+        found: list[Record] = []
+        for ref, fields in zip(refs, rows, strict=True):
+            with suppress(FleetError):
+                found += [decode(ref, fields, self._seal)] if fields else []
+        return found
 
     async def claim(self, seen: Record, step: Literal["start", "wait_host"], **changes: Any) -> int | None:
         """Claim the next epoch if the record is still as `seen`. Returns the epoch, or None when it has changed."""
         keys = self._store.thread(seen.ref)
         epoch = await self._store.run(
             "claim",
-            [keys.record, keys.session.attention, keys.session.threads],
+            [
+                keys.record,
+                keys.session.attention,
+                keys.session.threads,
+                keys.session.standing,
+                keys.journal_meta,
+                *keys.kept,
+            ],
             [
                 seen.ref.alias,
                 str(seen.epoch) if seen.exists else "",
@@ -234,7 +253,16 @@ class Records:
         outstanding = "" if target in ("idle", "end") else NUDGE_PATIENCE_MS
         done = await self._store.run(
             "transition",
-            [keys.record, keys.lease, keys.session.attention, keys.inbox, keys.journal],
+            [
+                keys.record,
+                keys.lease,
+                keys.session.attention,
+                keys.inbox,
+                keys.journal,
+                keys.journal_meta,
+                keys.session.standing,
+                *keys.kept,
+            ],
             [
                 record.ref.alias,
                 str(record.epoch),
@@ -243,13 +271,12 @@ class Records:
                 target,
                 outstanding,
                 "1" if release else "",
+                ENDED_TTL_MS if target == "end" else "",
                 len(consumed_ids),
                 *consumed_ids,
                 *encode(record.ref, changes, self._seal),
             ],
         )
-        if done and target == "end":
-            await self._store.redis.expire(keys.record, ENDED_TTL_S)
         return bool(done)
 
     async def set_held(self, record: Record, token: str, **changes: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from fleet.config import FleetConfig
+from fleet.urls import sentinel_url
 
 #: What stands where a secret stood.
 REDACTED = "[redacted]"
@@ -20,12 +21,15 @@ SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNO
 
 
 def secrets_of(config: FleetConfig, *keys: str | None) -> tuple[str, ...]:
-    """Return what must be redacted: API keys, Redis's password, and the provider keys that the configuration names."""
-    password = urlsplit(config.redis.url or "").password
+    """Return what must be redacted: API keys, Redis's passwords, and the provider keys that the configuration names."""
+    url = config.redis.url or ""
+    password = urlsplit(url).password
+    watched = sentinel_url(url)
     provider = (
         value for agent in config.agents.values() for name, value in agent.env.items() if SECRET_NAME.search(name)
     )
-    found = {secret for secret in (*keys, password, password and unquote(password), *provider) if secret}
+    passwords = (password, password and unquote(password), watched and watched.sentinel_password)
+    found = {secret for secret in (*keys, *passwords, *provider) if secret}
     return tuple(sorted((s for s in found if len(s) >= SECRET_MIN_LENGTH), key=len, reverse=True))
 
 

@@ -115,7 +115,7 @@ class ThreadKeys:
 
     @property
     def drain(self) -> str:
-        """String with expiry: the token of the drainer (`drain_begin.lua`)."""
+        """String with expiry: the token of the drainer (`drain_next.lua`)."""
         return self._key("drain")
 
     @property
@@ -147,6 +147,11 @@ class ThreadKeys:
     def prompt(self) -> str:
         """Hash: the open prompt (`fleet.prompts`)."""
         return self._key("prompt")
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """What is kept of a thread beside its record when it ends, and expires with it (`transition.lua`)."""
+        return (self.causes, self.inbox, self.seen, self.prompt)
 
 
 def post_id(ref: ThreadRef, *cause: object) -> str:

@@ -12,9 +12,13 @@ import asyncio
 import json
 import logging
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from redis.exceptions import RedisError
+
+from fleet import metrics
 from fleet.activation import verdict
 from fleet.aliases import is_alias
 from fleet.attach import (
@@ -46,8 +50,9 @@ BUSY_INTERVAL_MAX_MS = 1000
 SESSION_ENDS = frozenset({"session_closing", "session_closed", "session_deleting", "session_deleted"})
 #: Slack in ms within which a section counts as due, so that a tick that is a little early does not skip it.
 DUE_SLACK_MS = 20
-#: Life of a section's lock in ms; longer than one poll may take.
-LOCK_MS = 120_000
+#: Life of a section's lock in ms, and how often it is renewed in it: the section is not polled for as long after a
+#: crash. What a poller without the lock has read is not committed.
+LOCK_MS, LOCK_RENEWALS = 15_000, 3
 #: ms for which event ids are remembered after they were last seen: longer than any overlap.
 EVENTS_KEPT_MS = 600_000
 #: ms until what became due is nudged again.
@@ -95,8 +100,10 @@ async def poll_section(fleet: Fleet, section: SectionConfig) -> None:
     """Attach a section or read its new events, and set when it is due again."""
     started = await fleet.store.now_ms()
     polling = fleet.config.polling
+    result = "retrying"
     try:
-        busy = await _poll(fleet, section)
+        with metrics.POLL_SECONDS.labels(fleet.host).time():
+            busy = await _poll(fleet, section)
     except TransientError as error:
         failures = await fleet.store.redis.hincrby(_state_key(fleet, section), "failures", 1)
         pause_ms = min(polling.interval_idle_ms * 2**failures, polling.backoff_max_ms)
@@ -105,11 +112,14 @@ async def poll_section(fleet: Fleet, section: SectionConfig) -> None:
         pause_ms = REFUSED_PAUSE_MS
         await _note_state(fleet, section, "retrying", str(error))
     except StandDownError as error:
+        result = "down"
         pause_ms = REFUSED_PAUSE_MS
         await _note_state(fleet, section, error.state, error.reason)
     else:
+        result = "read"
         active_ms = min(polling.interval_idle_ms, polling.interval_active_ms, BUSY_INTERVAL_MAX_MS)
         pause_ms = active_ms if busy else polling.interval_idle_ms
+    metrics.POLLS.labels(fleet.host, result).inc()
     await fleet.store.redis.zadd(fleet.store.key("poll"), {section.name: started + pause_ms})
 
 
@@ -142,6 +152,7 @@ async def _poll(fleet: Fleet, section: SectionConfig) -> bool:
     token = secrets.token_hex(16)
     if not await fleet.store.redis.set(keys.lock(section.name), token, nx=True, px=LOCK_MS):
         return True
+    keeper = asyncio.create_task(_keep(fleet, keys.lock(section.name), token))
     try:
         return await _poll_locked(fleet, section, session, token)
     except RefusedError as error:
@@ -152,7 +163,16 @@ async def _poll(fleet: Fleet, section: SectionConfig) -> bool:
         await stand_down(fleet, session, error)
         raise
     finally:
+        keeper.cancel()
         await fleet.store.run("release_lease", [keys.lock(section.name)], [token])
+
+
+async def _keep(fleet: Fleet, lock: str, token: str) -> None:
+    """Keep a section's lock alive, until cancelled."""
+    while True:
+        await asyncio.sleep(LOCK_MS / 1000 / LOCK_RENEWALS)
+        with suppress(RedisError):
+            await fleet.store.run("extend_lease", [lock], [token, LOCK_MS])
 
 
 async def _resolved(fleet: Fleet, section: SectionConfig) -> SessionRef:
@@ -175,14 +195,14 @@ async def _poll_locked(fleet: Fleet, section: SectionConfig, session: str, token
         await fleet.store.put(keys.section(section.name), known)
     poller = Poller(fleet, section, at, token)
     await poller.read_events(json.loads(known["cursor"]))
-    await _now_and_then(fleet, poller, known)
-    await fleet.store.put(_state_key(fleet, section), {"failures": "0"})
+    read_ms = await _now_and_then(fleet, poller, known)
+    await fleet.store.put(_state_key(fleet, section), {"failures": "0", "read_ms": str(read_ms)})
     await _note_state(fleet, section, "attached", "")
     return bool(await fleet.store.redis.zcard(keys.attention))
 
 
-async def _now_and_then(fleet: Fleet, poller: Poller, known: dict[str, str]) -> None:
-    """Do what is done every `polling.resync_s`, and every `REFRESH_MS`."""
+async def _now_and_then(fleet: Fleet, poller: Poller, known: dict[str, str]) -> int:
+    """Do what is done every `polling.resync_s`, and every `REFRESH_MS`. Returns when it was decided, in Redis time."""
     now = await fleet.store.now_ms()
     key = poller.keys.section(poller.section.name)
     if now >= int(known.get("resync_at", "0")):
@@ -192,6 +212,7 @@ async def _now_and_then(fleet: Fleet, poller: Poller, known: dict[str, str]) -> 
     if now >= int(known.get("refresh_at", "0")):
         await refresh(fleet, poller.at)
         await fleet.store.put(key, {"refresh_at": str(now + REFRESH_MS)})
+    return now
 
 
 class Poller:
@@ -270,7 +291,8 @@ class Poller:
         ordered = [a for a in aliases if a > begin] + [a for a in aliases if a <= begin]
         chosen = ordered[:RESYNC_THREADS]
         records = {r.ref.alias: r for r in await self._fleet.records.all(self.at.session_id)}
-        lost = {alias for alias in records.keys() - set(aliases) if self._is_ours(alias)}
+        missing = records.keys() - set(aliases)
+        lost = {alias for alias in missing if self._is_ours(alias) and records[alias].live}
         gone = [Noticed(f"gone {alias} {self._token}", "object", alias) for alias in lost]
         gate = asyncio.Semaphore(READS_AT_ONCE)
         noticed = await asyncio.gather(*(self._compared(gate, alias, records) for alias in chosen))
@@ -296,15 +318,19 @@ class Poller:
 
     async def _thread_aliases(self) -> list[str]:
         kinds = await self._fleet.store.hash(self.keys.kinds)
+        deleted = {alias for alias in kinds if self._is_ours(alias)}
         aliases: list[str] = []
         async for page in self._fleet.platform.objects(self.at, self.section.session.session_prefix):
             for row in page:
                 alias, type_ = row.get("alias"), row.get("type")
                 if not isinstance(alias, str) or not is_alias(alias) or not self._is_ours(alias):
                     continue
+                deleted.discard(alias)
                 kind = kinds.get(alias)
                 if kind != "foreign" and (type_ == "thread" or (type_ is None and kind != "other")):
                     aliases.append(alias)
+        if deleted:
+            await self._fleet.store.redis.hdel(self.keys.kinds, *deleted)
         return aliases
 
 

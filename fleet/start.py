@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import shutil
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from fleet.config import AgentSettings, resolve_agent_settings
 from fleet.context import Fleet
 from fleet.envelope import Thread
 from fleet.errors import ThreadFailedError
-from fleet.hostfiles import Checkpoint, HostFiles
+from fleet.hostfiles import Checkpoint, HostFiles, HostUnwritableError
 from fleet.hosts import resolved_roots
 from fleet.inbound import catch_up
-from fleet.journal import audit_draft, state_draft
+from fleet.journal import audit_draft, item_draft, state_draft
 from fleet.leases import Lease
 from fleet.platform.client import SessionRef
 from fleet.policy import parse_policy
 from fleet.rebuild import restored, say_again
+from fleet.record import Record
 from fleet.refs import ThreadRef
 from fleet.terms import Terms
 
@@ -58,6 +60,19 @@ async def start_thread(fleet: Fleet, ref: ThreadRef, epoch: int) -> None:
             await _start(fleet, at, lease)
         except ThreadFailedError as error:
             await lifecycle.fail(fleet, record, error.code, error.detail, token=lease.token)
+        except HostUnwritableError as error:
+            await say_unwritable(fleet, record, error)
+
+
+async def say_unwritable(fleet: Fleet, record: Record, error: HostUnwritableError) -> None:
+    """Tell a thread, once for each of its steps, that it waits for its host's disk; `fleet.reconcile` tries again."""
+    log.warning("%s, step %s: %s", record.ref, record.step, error)
+    waits = f"Turn {record.turn} goes on" if record.turn and record.step != "start" else "The thread starts"
+    detail = f"{record.host} can't write its state folder: {error.detail}. {waits} by itself when it can."
+    cause = f"unwritable:{record.epoch}:{record.turn}:{record.step}"
+    said = item_draft(items.status("host_unwritable", detail))
+    if await fleet.journal.append_once(record.ref, cause, said, epoch=record.epoch):
+        await fleet.nudges.post_items(record.ref)
 
 
 async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
@@ -69,11 +84,19 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
     folder = checked_folder(thread.work_folder, fleet.config.hosts[fleet.host].work_folders)
     agent = checked_agent(thread, fleet)
     files = HostFiles(fleet.environment.home, ref)
-    files.create()
+    await asyncio.to_thread(files.check_room)
     record, step = restored(lease.record, Checkpoint.read(files.checkpoint))
+    if elsewhere := _session_is_elsewhere(record, Terms.read(files), folder, agent):
+        record, step = await _without_session(fleet, lease, record, elsewhere), ""
     lost = thread.state == "active" and not record.forced
     unposted = await say_again(fleet, at, ref) if lost else []
     await catch_up(fleet, at, record, rebuild=lost, unposted=unposted)
+    settings = asdict(agent) | {
+        "artifacts": _outbox(ref, thread, folder),
+        "inbox": thread.inbox or fleet.config.attachments.inbox,
+        "policy": thread.policy if agent.permissions == "guarded" else None,
+    }
+    Terms(record.epoch, str(folder), agent.type, settings).write(files)
     if lost:
         audit = items.audit("thread_recovered", ref.alias)
     else:
@@ -87,12 +110,6 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
     )
     values = {field.name: getattr(record, field.name) for field in fields(Checkpoint)}
     del values["epoch"], values["step"]
-    settings = asdict(agent) | {
-        "artifacts": _outbox(ref, thread, folder),
-        "inbox": thread.inbox or fleet.config.attachments.inbox,
-        "policy": thread.policy if agent.permissions == "guarded" else None,
-    }
-    Terms(record.epoch, str(folder), agent.type, settings).write(files)
     started = await fleet.records.transition(
         lease.record,
         f"{step}_restored" if step else "started",
@@ -105,6 +122,26 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
     await fleet.add_due(ref, "list", LIST_DELAY_MS)
     if started:
         await lifecycle.dispatch(fleet, await fleet.records.read(ref))
+
+
+def _session_is_elsewhere(record: Record, before: Terms | None, folder: Path, agent: AgentSettings) -> str:
+    """Return what has changed since the agent's session began, so that no session goes on; "" when it can.
+
+    An agent knows its sessions by the folder. `before` are the terms of the last epoch that was started here.
+    """
+    if before is None or not record.agent_session:
+        return ""
+    if before.agent != agent.type:
+        return f"the agent was {before.agent} before"
+    return "" if before.work_folder == str(folder) else f"the work folder was {before.work_folder} before"
+
+
+async def _without_session(fleet: Fleet, lease: Lease, record: Record, why: str) -> Record:
+    """Forget the agent's session and say so. A turn that was under way in it is begun anew by what it was given."""
+    await fleet.records.set_held(lease.record, lease.token, agent_session="")
+    said = item_draft(items.status("new_session", f"The agent begins anew: {why}."))
+    await fleet.journal.append_once(record.ref, f"new_session:{record.epoch}", said, epoch=record.epoch)
+    return replace(record, agent_session="", prompted=False, turn_items=(), turn_newest=None)
 
 
 def checked_folder(work_folder: str, roots: tuple[str, ...]) -> Path:

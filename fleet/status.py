@@ -46,6 +46,7 @@ async def gather(config: FleetConfig) -> Json:
                 {
                     "name": host.name,
                     "alive": host.alive,
+                    "draining": host.draining,
                     "work_folders": list(host.work_folders),
                     "max_agents": host.max_agents,
                     "running": host.running,
@@ -72,6 +73,15 @@ async def gather_thread(config: FleetConfig, ref: ThreadRef) -> Json | None:
             return await _thread(store, record) if record.exists else None
     finally:
         await store.close()
+
+
+async def under_way(store: Store, host: str) -> list[str]:
+    """Return the aliases of the threads that need the host `host` just now: a turn runs, is published or closed."""
+    running = await Hosts(store).running(host)
+    sessions = set((await store.hash(store.key("sections"))).values())
+    records = [record for session in sessions for record in await Records(store).all(session)]
+    ending = [record.ref for record in records if record.host == host and record.step in ("publish", "close")]
+    return sorted({ref.alias for ref in (*running, *ending)})
 
 
 async def _section(store: Store, section: SectionConfig) -> Json:

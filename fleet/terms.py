@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fleet.hostfiles import Checkpoint, HostFiles
-from fleet.local import write_private
+from pydantic import BaseModel
+
+from fleet.events import Permissions
+from fleet.hostfiles import Checkpoint, Count, HostFiles, replace_file
 from fleet.rebuild import CONSUMED_KEPT
 from fleet.record import Record
 
@@ -29,9 +31,47 @@ class Terms:
     agent: str
     settings: dict[str, Any]
 
+    @classmethod
+    def read(cls, files: HostFiles) -> Terms | None:
+        """Return the terms of the last epoch that this host started; None when there are none or they are damaged."""
+        try:
+            value = json.loads(files.terms.read_bytes())
+            _Shape.model_validate(value, strict=True)
+            return cls(**value)
+        except (OSError, ValueError, TypeError, RecursionError):
+            return None
+
     def write(self, files: HostFiles) -> None:
-        """Replace what the host knows of a thread's terms."""
-        write_private(files.terms, json.dumps(asdict(self)))
+        """Replace what the host knows of a thread's terms.
+
+        Raises:
+            HostUnwritableError: the disk does not take it.
+        """
+        replace_file(files.terms, json.dumps(asdict(self)))
+
+
+class _Outbox(BaseModel):
+    prefix: str
+    source: str
+
+
+class _Settings(BaseModel):
+    executable: str
+    model: str
+    effort: str
+    permissions: Permissions
+    artifacts: _Outbox | None
+    inbox: str
+    policy: Any
+
+
+class _Shape(BaseModel):
+    """What turns rely on in `terms.json`."""
+
+    epoch: Count
+    work_folder: str
+    agent: str
+    settings: _Settings
 
 
 def on_terms(record: Record, home: Path) -> Record | None:
@@ -40,11 +80,8 @@ def on_terms(record: Record, home: Path) -> Record | None:
     What this host knows to be consumed stays consumed.
     """
     files = HostFiles(home, record.ref)
-    try:
-        terms = Terms(**json.loads(files.terms.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-    if terms.epoch != record.epoch:
+    terms = Terms.read(files)
+    if terms is None or terms.epoch != record.epoch:
         return None
     known = dict.fromkeys((*record.consumed, *Checkpoint.read(files.checkpoint).consumed))
     return replace(

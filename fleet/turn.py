@@ -14,18 +14,20 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from fleet import lifecycle
+from fleet import lifecycle, metrics
 from fleet.asker import ParkedError
 from fleet.attempt import AgentRuntime, Attempt, Outcome, crashed
 from fleet.context import Fleet
 from fleet.emitter import LeaseLostError
 from fleet.errors import ThreadFailedError
 from fleet.events import AgentDiedError
-from fleet.hostfiles import HostFiles
+from fleet.hostfiles import HostFiles, HostUnwritableError
 from fleet.leases import RENEWALS, Lease
+from fleet.platform.client import SessionRef
 from fleet.rebuild import checkpoint_of, consumed
 from fleet.record import INTERRUPTED, Record
 from fleet.refs import ThreadRef
+from fleet.start import say_unwritable
 from fleet.terms import on_terms
 
 log = logging.getLogger(__name__)
@@ -41,13 +43,30 @@ async def run_turn(
 ) -> None:
     """Run the turn `turn` of `epoch`, if it is still to be run here and nobody runs it.
 
-    When `shutdown` is set, the turn is interrupted so that it is gone on with when the host is back.
+    When `shutdown` is set, the turn is interrupted so that it is gone on with when the host is back. A turn whose host
+    can't write its state folder waits.
     """
     record = await fleet.records.read(ref)
     if (record.epoch, record.turn, record.step, record.host) != (epoch, turn, "run", fleet.host):
         return
     at = await fleet.at(ref.session)
-    if at is None or not await _counted(fleet, record):
+    if at is None or await fleet.hosts.is_draining(fleet.host):
+        return
+    try:
+        await asyncio.to_thread(HostFiles(fleet.environment.home, ref).check_room)
+        await _run(fleet, runtime, record, at, shutdown)
+    except HostUnwritableError as error:
+        await say_unwritable(fleet, record, error)
+
+
+async def _run(fleet: Fleet, runtime: AgentRuntime, record: Record, at: SessionRef, shutdown: asyncio.Event) -> None:
+    """Run one attempt of a turn and go on with the thread, if the turn has a place and nobody runs it.
+
+    Raises:
+        HostUnwritableError: the host's disk took no more; the attempt does not count.
+    """
+    ref = record.ref
+    if not await _counted(fleet, record):
         return
     lease = await fleet.leases.take(record)
     if lease is None:
@@ -58,6 +77,9 @@ async def run_turn(
         outcome = await _supervised(fleet, lease, attempt, shutdown)
         if outcome is not None:
             await _over(fleet, lease, attempt, outcome)
+    except HostUnwritableError:
+        await fleet.records.set_held(record, lease.token, attempt=record.attempt)
+        raise
     finally:
         await fleet.leases.release(lease)
         first_in_line = await fleet.hosts.turn_over(fleet.host, record.work_folder, ref)
@@ -82,7 +104,11 @@ async def _call_up(fleet: Fleet, folder: str, ref: ThreadRef) -> None:
 
 
 async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: asyncio.Event) -> Outcome | None:
-    """Run an attempt for as long as its lease is kept. None: the turn has not ended, or is not ours any more."""
+    """Run an attempt for as long as its lease is kept. None: the turn has not ended, or is not ours any more.
+
+    Raises:
+        HostUnwritableError: the host's disk took no more.
+    """
     name = f"{lease.record.ref} turn {lease.record.turn}"
     keeper = asyncio.create_task(_keep(fleet, lease))
     running = asyncio.create_task(attempt.run())
@@ -95,6 +121,8 @@ async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: as
         return await running
     except asyncio.CancelledError:
         log.info("%s was stopped: %s", name, stopped_by)
+        if stopped_by == "lost":
+            metrics.count_lost_lease(fleet, lease.record)
         if stopped_by in ("shutdown", INTERRUPTED):
             await fleet.records.set_held(lease.record, lease.token, attempt=attempt.record.attempt - 1)
         return None if stopped_by in UNFINISHED else Outcome("stopped")
@@ -104,12 +132,17 @@ async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: as
     except ThreadFailedError as error:
         return Outcome("failed", error.detail, error.code)
     except LeaseLostError as error:
+        metrics.count_lost_lease(fleet, lease.record)
         log.warning("%s: %s", name, error)
         return None
+    except HostUnwritableError:
+        raise
     except AgentDiedError as error:
         log.warning("%s, attempt %d: %s", name, attempt.record.attempt, error)
     except Exception:
         log.exception("%s, attempt %d", name, attempt.record.attempt)
+    # An agent dies of a full disk too.
+    await asyncio.to_thread(HostFiles(fleet.environment.home, lease.record.ref).check_room)
     if attempt.record.attempt >= fleet.config.turns.attempts:
         return crashed(attempt.record.attempt)
     return None
@@ -142,9 +175,9 @@ async def _over(fleet: Fleet, lease: Lease, attempt: Attempt, outcome: Outcome) 
         "stats": {**asdict(attempt.tokens), "duration_ms": await attempt.duration_ms()},
     }
     _write_down(fleet, replace(attempt.record, step="publish", **ended))
-    await fleet.records.transition(
-        lease.record, "turn_ran", token=lease.token, release=True, said=attempt.said, **ended
-    )
+    # An attempt that ended before it had read the log knows less than the journal does.
+    said = max(attempt.said, await fleet.journal.last_of(lease.record.ref, lease.record.turn))
+    await fleet.records.transition(lease.record, "turn_ran", token=lease.token, release=True, said=said, **ended)
 
 
 async def _park(fleet: Fleet, lease: Lease, attempt: Attempt) -> None:

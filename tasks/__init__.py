@@ -4,6 +4,6 @@ Task messages are nudges: JSON, arguments that name a thread and a place in its 
 the record, does one idempotent thing and nudges the next; a message too many finds nothing to do.
 """
 
-from tasks import activating, polling, posting, repairing, starting, turns, worker
+from tasks import activating, logs, polling, posting, repairing, starting, turns, worker
 
-__all__ = ["activating", "polling", "posting", "repairing", "starting", "turns", "worker"]
+__all__ = ["activating", "logs", "polling", "posting", "repairing", "starting", "turns", "worker"]

@@ -7,27 +7,34 @@ and wait.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
+import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from celery import chain, current_task
 from celery.canvas import Signature
+from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from agents.base import ADAPTERS, has_bundled_cli
+from fleet import traces
 from fleet.aliases import is_alias, is_id
 from fleet.celery import app, host_queue, is_meant_for, turns_queue
-from fleet.config import load_config, read_environment
+from fleet.config import FleetConfig, load_config, read_environment
 from fleet.context import Fleet
 from fleet.credentials import api_key, signing_key
 from fleet.errors import ConfigError, FleetError
+from fleet.formats import FORMAT, check_format
 from fleet.local import effective_environment
+from fleet.logs import about
 from fleet.platform.client import PlatformClient
 from fleet.platform.errors import PlatformError
 from fleet.record import Record
@@ -40,6 +47,9 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 log = logging.getLogger(__name__)
+
+#: Header of a task message: its format, see `fleet.formats`. An operator's `celery call` has none.
+FORMAT_HEADER = "fleet_format"
 
 
 class CeleryNudges:
@@ -81,7 +91,8 @@ class CeleryNudges:
 
 
 def _signature(name: str, *args: object, queue: str | None = None) -> Signature:
-    options = {"queue": queue} if queue else {}
+    headers = {FORMAT_HEADER: FORMAT, **traces.headers()}
+    options = {"headers": headers, **({"queue": queue} if queue else {})}
     return app.signature(f"fleet.{name}", args=args, immutable=True, options=options)
 
 
@@ -103,12 +114,13 @@ class Loop:
         threading.Thread(target=self.events.run_forever, name="fleet-loop", daemon=True).start()
 
     def start(self, work: Callable[[Fleet], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Start `work` on the loop."""
+        """Start `work` on the loop, in a copy of the caller's context: it says what logs and traces are about."""
+        context = contextvars.copy_context()
 
         async def run() -> T:
             if self._fleet is None:
                 self._fleet = open_fleet()
-            return await work(self._fleet)
+            return await self.events.create_task(work(self._fleet), context=context)
 
         return asyncio.run_coroutine_threadsafe(run(), self.events)
 
@@ -145,20 +157,38 @@ def task(name: str, **options: Any) -> Callable[[Callable[P, None]], Callable[P,
     """
 
     def decorate(function: Callable[P, None]) -> Callable[P, None]:
+        parameters = tuple(inspect.signature(function).parameters)
+
         @functools.wraps(function)
         def patient(*args: P.args, **kwargs: P.kwargs) -> None:
-            if not is_meant_for(current_task):
-                log.warning("%s: refused, the message was sealed for another task", name)
-                return
-            try:
-                function(*args, **kwargs)
-            except (PlatformError, RedisError, FleetError) as error:
-                log.warning("%s%s will be tried again: %s", name, args, error)
+            where = _where(dict(zip(parameters, args, strict=False)) | kwargs)
+            with about(task=name, **where):
+                if not is_meant_for(current_task):
+                    log.warning("%s: refused, the message was sealed for another task", name)
+                    return
+                try:
+                    check_format(current_task.request.get(FORMAT_HEADER), "a task message")
+                    with traces.span(name, current_task.request.get(traces.PARENT_HEADER), where):
+                        function(*args, **kwargs)
+                except (PlatformError, RedisError, OperationalError, FleetError) as error:
+                    log.warning("%s%s will be tried again: %s", name, args, error)
 
         registered: Callable[P, None] = app.task(name=name, **options)(patient)
         return registered
 
     return decorate
+
+
+def _where(arguments: Mapping[str, object]) -> dict[str, str | int]:
+    """Return which thread a task is about, and where in its life, as far as the message says so in the right form."""
+    found: dict[str, str | int] = {}
+    with suppress(FleetError):
+        ref = thread_ref(arguments.get("session"), arguments.get("alias"))
+        found |= {"session": ref.session, "thread": ref.alias}
+        for field, parameter in (("epoch", "epoch"), ("turn", "number")):
+            if parameter in arguments:
+                found[field] = checked_number(arguments[parameter])
+    return found
 
 
 def open_fleet() -> Fleet:
@@ -187,11 +217,12 @@ def open_fleet() -> Fleet:
     )
 
 
-def configured_secrets() -> tuple[str, ...]:
-    """Return the secrets of this process's configuration."""
+def configuration() -> tuple[FleetConfig, str, Redactor]:
+    """Return this process's configuration, the name of its host, and a redactor of the configuration's secrets."""
     environ = effective_environment(os.environ)
     config = load_config(None, environ)
-    return secrets_of(config, api_key(environ, Path.home()), signing_key(environ))
+    secrets = secrets_of(config, api_key(environ, Path.home()), signing_key(environ))
+    return config, read_environment(environ).host, Redactor(secrets)
 
 
 def thread_ref(session: object, alias: object) -> ThreadRef:

@@ -1,4 +1,4 @@
-"""What a worker process does besides its tasks: the heartbeat of its host, a clean end, and logs in one form."""
+"""What a worker process does besides its tasks: the heartbeat of its host, its metrics, and a clean end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 
 from celery.signals import (
     heartbeat_sent,
-    setup_logging,
     worker_process_init,
     worker_ready,
     worker_shutdown,
@@ -27,8 +26,8 @@ from fleet import __version__, reconcile
 from fleet.celery import host_queue, turns_queue
 from fleet.context import Fleet
 from fleet.hosts import HEARTBEAT_S, Host, resolved_roots
-from fleet.redaction import RedactingFormatter, Redactor
-from tasks.runtime import configured_secrets, forget_loop, loop, run
+from tasks.metrics import serve_metrics
+from tasks.runtime import forget_loop, loop, run
 from tasks.turns import INTERRUPT_SIGNAL
 
 log = logging.getLogger(__name__)
@@ -38,17 +37,6 @@ PR_SET_PDEATHSIG = 1
 
 #: Pid of the worker, as its forked pool processes see it.
 WORKER_PID = os.getpid()
-
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-
-
-def _set_up_logging(loglevel: int | str = logging.INFO, logfile: str | None = None, **_: Any) -> None:
-    """Log to stderr or the file that Celery was given; requests of the HTTP client are not worth a line each."""
-    target: logging.Handler = logging.FileHandler(logfile) if logfile else logging.StreamHandler(sys.stderr)
-    target.setFormatter(RedactingFormatter(Redactor(configured_secrets()), fmt=LOG_FORMAT))
-    logging.basicConfig(level=loglevel, handlers=[target], force=True)
-    for name in ("httpx", "httpcore", "celery.app.trace", "celery.worker.strategy", "celery.beat"):
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _begin_pool_process(**_: Any) -> None:
@@ -66,7 +54,8 @@ def _begin_heartbeat(sender: Any, **_: Any) -> None:
     host = run(_this_host)
     if host_queue(host.name) in _queues(sender):
         loop().start(lambda fleet: _beat(fleet, host))
-        worker_shutdown.connect(lambda **_: run(lambda fleet: fleet.hosts.leave(host.name)), weak=False)
+        serve_metrics()
+        worker_shutdown.connect(lambda **_: run(_leave), weak=False)
     if turns_queue(host.name) in _queues(sender):
         grace_s = run(_grace_s)
         worker_shutting_down.connect(lambda **_: _interrupt_after(grace_s, sender.controller), weak=False)
@@ -115,6 +104,12 @@ async def _this_host(fleet: Fleet) -> Host:
     )
 
 
+async def _leave(fleet: Fleet) -> None:
+    """Say that the host is down; without Redis, its heartbeat that stops will say so."""
+    with suppress(RedisError):
+        await fleet.hosts.leave(fleet.host)
+
+
 async def _beat(fleet: Fleet, host: Host) -> None:
     while True:
         try:
@@ -126,7 +121,6 @@ async def _beat(fleet: Fleet, host: Host) -> None:
         await asyncio.sleep(HEARTBEAT_S)
 
 
-setup_logging.connect(_set_up_logging)
 worker_process_init.connect(_begin_pool_process)
 worker_ready.connect(_begin_heartbeat)
 heartbeat_sent.connect(_keep_ready_file_young)

@@ -11,8 +11,11 @@ import click
 
 from fleet import __version__
 from fleet.cli.answer import answer
+from fleet.cli.config import config
 from fleet.cli.demo import demo
 from fleet.cli.doctor import doctor
+from fleet.cli.hosts import hosts
+from fleet.cli.logs import logs
 from fleet.cli.policy import policy
 from fleet.cli.processes import beat, host, platform, up
 from fleet.cli.section import section
@@ -50,7 +53,7 @@ def cli(debug: bool) -> None:
 
 
 thread.add_command(answer)
-for command in (up, host, beat, platform, status, doctor, policy, section, thread, demo):
+for command in (up, host, beat, platform, status, doctor, config, policy, hosts, logs, section, thread, demo):
     cli.add_command(command)
 
 

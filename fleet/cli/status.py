@@ -69,19 +69,6 @@ def tables(found: Mapping[str, Any]) -> Group:
     """Return the status as three tables."""
     from rich.console import Group
 
-    hosts = listing(
-        ("Host", "", "Turns", "Work folders", "Agents"),
-        [
-            (
-                host["name"],
-                ("up", "green") if host["alive"] else ("away", "bold red"),
-                f"{host['running']} of {host['max_agents']}",
-                "\n".join(host["work_folders"]),
-                ", ".join(host["agents"]),
-            )
-            for host in found["hosts"]
-        ],
-    )
     threads = listing(
         ("Thread", "State", "Host", "Turn", "Step", "Journal", "Agent", "Work folder", "Error"),
         [
@@ -93,7 +80,31 @@ def tables(found: Mapping[str, Any]) -> Group:
             for thread in found["threads"]
         ],
     )
-    return Group(hosts, sections_listing(found["sections"]), threads)
+    return Group(hosts_listing(found["hosts"]), sections_listing(found["sections"]), threads)
+
+
+def hosts_listing(hosts: Iterable[Mapping[str, Any]]) -> Table:
+    """Return the hosts as a table."""
+    return listing(
+        ("Host", "", "Turns", "Work folders", "Agents", "Version"),
+        [
+            (
+                host["name"],
+                _host_state(host),
+                f"{host['running']} of {host['max_agents']}",
+                "\n".join(host["work_folders"]),
+                ", ".join(host["agents"]),
+                host["version"],
+            )
+            for host in hosts
+        ],
+    )
+
+
+def _host_state(host: Mapping[str, Any]) -> tuple[str, str]:
+    if not host["alive"]:
+        return ("away", "bold red")
+    return ("draining", "yellow") if host["draining"] else ("up", "green")
 
 
 def sections_listing(sections: Iterable[Mapping[str, Any]]) -> Table:

@@ -3,6 +3,9 @@
 -- KEYS  1 record      hash: see fleet/record.py
 --       2 attention   sorted set: alias -> Redis time in ms when to look at the thread again
 --       3 threads     set: aliases with a record
+--       4 standing    hash: alias -> how often in a row reconcile found it standing still
+--       5 meta        hash: the journal's numbers, see journal_append.lua
+--       6.. what else was kept of the thread when it ended
 -- ARGV  1 alias
 --       2 epoch that the caller read, '' for no record
 --       3 step that the caller read, '' for no record
@@ -29,6 +32,11 @@ for i = 6, #ARGV, 2 do
   redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
 end
 redis.call('PERSIST', KEYS[1])
+for i = 6, #KEYS do
+  redis.call('PERSIST', KEYS[i])
+end
+redis.call('HDEL', KEYS[4], ARGV[1])
+redis.call('HDEL', KEYS[5], 'ended')
 redis.call('SADD', KEYS[3], ARGV[1])
 redis.call('ZADD', KEYS[2], now + ARGV[5], ARGV[1])
 return text

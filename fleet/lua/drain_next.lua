@@ -48,6 +48,9 @@ local head = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)[1]
 if not head then
   redis.call('HDEL', KEYS[3], 'inflight')
   redis.call('DEL', KEYS[1], KEYS[2])
+  if redis.call('HGET', KEYS[3], 'ended') then
+    redis.call('DEL', KEYS[3])
+  end
   redis.call('HDEL', KEYS[5], 'journal ' .. ARGV[5])
   return {'empty'}
 end

@@ -2,6 +2,8 @@
 --
 -- KEYS  1 running   sorted set: thread -> Redis time in ms until which its turn is known to run in the folder
 --       2 waiting   sorted set: thread -> Redis time in ms since when its turn waits for a place
+--                   Both expire: a place when its time is over, the line an hour after the last thread joined or asked
+--                   again, which is longer than any pause of reconcile.
 -- ARGV  1 thread
 --       2 places, 0 for no limit
 --       3 ms for which the place is taken unless it is taken anew
@@ -14,8 +16,10 @@ local places = tonumber(ARGV[2])
 local has_place = redis.call('ZSCORE', KEYS[1], ARGV[1])
 if not has_place and places > 0 and redis.call('ZCARD', KEYS[1]) >= places then
   redis.call('ZADD', KEYS[2], 'NX', now, ARGV[1])
+  redis.call('PEXPIRE', KEYS[2], 3600000)
   return 0
 end
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1

@@ -5,7 +5,8 @@
 --       3 journal        stream: entries in the order in which they are to be stored.
 --                        id SEQ-0; fields kind (item, audit, state), body (JSON), post_id
 --       4 journal meta   hash: turn, n (the last item taken from that turn), seq (the last entry's number),
---                        bytes (of all bodies in the stream), inflight (seq that a drainer may have posted)
+--                        bytes (of all bodies in the stream), inflight (seq that a drainer may have posted),
+--                        ended (the thread has: no turn needs the numbers, and they go with the last entry)
 --       5 drain          string with expiry: token of the drainer
 --       6 attention      sorted set: alias -> Redis time in ms when to look at the thread again
 -- ARGV  1 alias

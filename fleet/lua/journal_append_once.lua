@@ -1,7 +1,8 @@
 -- Append entries that no turn numbers, once per cause.
 --
 -- KEYS  1 record         hash: see fleet/record.py
---       2 causes         sorted set: idempotency key -> Redis time in ms; the newest are kept
+--       2 causes         sorted set: idempotency key -> Redis time in ms; the newest are kept, with an ended thread as
+--                        long as its record
 --       3 journal        stream, see journal_append.lua
 --       4 journal meta   hash, see journal_append.lua
 --       5 drain          string with expiry: token of the drainer
@@ -23,6 +24,11 @@ if redis.call('ZADD', KEYS[2], 'NX', now, ARGV[3]) == 0 then
   return {0, idle}
 end
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - ARGV[4])
+local kept = redis.call('PTTL', KEYS[1])
+if kept > 0 then  -- the thread has ended
+  redis.call('PEXPIRE', KEYS[2], kept)
+  redis.call('HSET', KEYS[4], 'ended', '1')
+end
 local meta = redis.call('HMGET', KEYS[4], 'seq', 'bytes')
 local seq = tonumber(meta[1] or 0)
 local bytes = tonumber(meta[2] or 0)

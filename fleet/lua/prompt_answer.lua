@@ -13,6 +13,9 @@ end
 if redis.call('HGET', KEYS[1], 'item') == ARGV[1] then
   return 1
 end
+if redis.call('TTL', KEYS[1]) >= 0 then
+  return 0  -- the thread has ended; when it starts again, the item is read again
+end
 if redis.call('HGET', KEYS[1], 'state') ~= 'open' or redis.call('ZSCORE', KEYS[2], ARGV[1]) then
   return 0
 end

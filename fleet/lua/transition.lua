@@ -5,6 +5,9 @@
 --       3 attention   sorted set: alias -> Redis time in ms when to look at the thread again
 --       4 inbox       hash: item id -> item
 --       5 journal     stream, see journal_append.lua
+--       6 meta        hash: the journal's numbers, see journal_append.lua
+--       7 standing    hash: alias -> how often in a row reconcile found it standing still
+--       8.. what else is kept of a thread for a while after its end
 -- ARGV  1 alias
 --       2 epoch
 --       3 step the thread must be in
@@ -13,7 +16,8 @@
 --       6 ms until reconcile looks at it, '' when nothing is outstanding afterwards but what waits in the journal,
 --         in the inbox or for a stop
 --       7 '1' to give the lease up
---       8 number of inbox ids that follow: they are consumed
+--       8 ms for which record and KEYS 8.. are kept from now on, '' when the thread goes on
+--       9 number of inbox ids that follow: they are consumed
 --       then the ids, then field, value pairs to set
 -- Returns 1, or 0 when the record is elsewhere by now.
 redis.replicate_commands()
@@ -25,15 +29,27 @@ if ARGV[4] ~= '*' and holder ~= ARGV[4] then
   return 0
 end
 redis.call('HSET', KEYS[1], 'step', ARGV[5])
-local first = 9 + tonumber(ARGV[8])
-for i = 9, first - 1 do
+local first = 10 + tonumber(ARGV[9])
+for i = 10, first - 1 do
   redis.call('HDEL', KEYS[4], ARGV[i])
 end
 for i = first, #ARGV, 2 do
   redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
 end
+redis.call('HDEL', KEYS[7], ARGV[1])
 if ARGV[7] == '1' then
   redis.call('DEL', KEYS[2])
+end
+if ARGV[8] ~= '' then
+  redis.call('PEXPIRE', KEYS[1], ARGV[8])
+  for i = 8, #KEYS do
+    redis.call('PEXPIRE', KEYS[i], ARGV[8])
+  end
+  if redis.call('EXISTS', KEYS[5]) == 1 then
+    redis.call('HSET', KEYS[6], 'ended', '1')
+  else
+    redis.call('DEL', KEYS[6])
+  end
 end
 local patience = ARGV[6]
 if patience == '' and (redis.call('EXISTS', KEYS[5]) == 1 or (ARGV[5] == 'idle' and

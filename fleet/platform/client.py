@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +25,12 @@ from fleet.platform.errors import (
 #: Rows asked for in one page; the platform's maximum (protocol §1).
 PAGE_ROWS = 1000
 #: Seconds to wait for one answer. A write that takes longer has an unknown outcome.
-TIMEOUT_S = 30.0
+TIMEOUT_S = 15.0
 #: Seconds to wait for a connection.
 CONNECT_TIMEOUT_S = 5.0
+#: What the kernel has not delivered of a request that is given up is thrown away: it must not arrive later, when
+#: another drainer may have posted the same item.
+DISCARD_ON_CLOSE = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 #: Bytes of a file that is downloaded: the platform's 4 MiB (protocol §1), and room for one that counts otherwise.
 FILE_MAX_BYTES = 4 * 1024 * 1024 + 64 * 1024
 #: Characters of a platform's own message that are kept in an error.
@@ -52,7 +57,11 @@ class PlatformClient:
             base_url=self.url,
             headers={"X-API-Key": api_key},
             timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
+            transport=httpx.AsyncHTTPTransport(
+                limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
+                trust_env=False,
+                socket_options=[DISCARD_ON_CLOSE],
+            ),
             trust_env=False,
         )
 

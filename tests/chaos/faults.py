@@ -241,13 +241,8 @@ class Faults:
 
     def _mains(self, name: str) -> list[psutil.Process]:
         """Return the fleet's own processes with the word `name` in their command."""
-        return [process for process in _children(psutil.Process()) if self._ours(process) and name in _words(process)]
-
-    def _ours(self, process: psutil.Process) -> bool:
-        try:
-            return Path(process.environ().get("FLEET_HOME", "/")).is_relative_to(self.fleet.base)
-        except psutil.Error:
-            return False
+        ours = [process for process in _children(psutil.Process()) if self.fleet.is_of(process)]
+        return [process for process in ours if name in _words(process)]
 
     def _host(self, name: str) -> list[psutil.Process]:
         mains = [*self._mains(f"io@{name}"), *self._mains(f"turns@{name}")]

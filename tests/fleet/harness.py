@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 from celery import Celery
 
@@ -264,6 +265,13 @@ class FleetUnderTest:
             except OSError:
                 continue
         return found
+
+    def is_of(self, process: psutil.Process) -> bool:
+        """Whether a process belongs to this fleet."""
+        try:
+            return Path(process.environ().get("FLEET_HOME", "/")).is_relative_to(self.base)
+        except psutil.Error:
+            return False
 
     def host_children(self, host: str) -> list[Child]:
         home = self.base / "home" / "hosts" / host

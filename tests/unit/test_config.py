@@ -5,6 +5,7 @@ import pytest
 from fleet.config import AgentSettings, FleetConfig, HostConfig, load_config, read_environment, resolve_agent_settings
 from fleet.envelope import AgentBlock
 from fleet.errors import ConfigError, ThreadFailedError
+from fleet.urls import SentinelUrl, redis_url, sentinel_url
 
 SESSION = "{org_id: o, blob_id: b, revision_id: r, session_id: s}"
 
@@ -134,7 +135,7 @@ def test_a_script_for_a_real_agent_is_refused(write):
         (
             "pollin: {}",
             "pollin: unknown key; did you mean polling? allowed: agents, artifacts, attachments, concurrency, hosts, "
-            "items, platform, policy, polling, redis, sections, turns",
+            "items, logs, metrics, platform, policy, polling, redis, sections, turns",
         ),
         ("hosts: {a: {work_folders: [], x: 1}}", "hosts.a.x: unknown key; allowed: max_agents, work_folders"),
         (
@@ -214,6 +215,10 @@ def test_broken_yaml_quotes_no_value(write):
         "redis: {url: 'redis://u:hunter2@[h'}",
         "redis: {url: 'redis://h:hunter2'}",
         "redis: {url: ['hunter2']}",
+        "redis: {url: 'sentinel://:hunter2@h/0'}",
+        "redis: {url: 'sentinel://h:hunter2/0?master=m'}",
+        "redis: {url: 'sentinel://h/hunter2?master=m'}",
+        "redis: {url: 'sentinel://h/0?master=m&hunter2=x'}",
         "platform: {url: 'https://u:hunter2@h/v1'}",
         "platform: {url: 'https://h/v1?key=hunter2'}",
         "polling: {interval_idle_ms: 'redis://u:hunter2@h'}",
@@ -245,6 +250,60 @@ def test_a_wrong_value_of_the_environment_names_the_variable(write):
     with pytest.raises(ConfigError) as caught:
         load_config(write(""), {"BLOBHUB_API_URL": "ftp://x"})
     assert caught.value.detail.startswith("environment: BLOBHUB_API_URL: is 'ftp://x', must be an http://")
+
+
+def test_a_sentinel_url_names_sentinels_and_master():
+    url = "sentinel://us%40er:p%2Fw@a:26380,b,[::1]:26381/3?master=main&sentinel_password=s%26p"
+    assert redis_url(url) == url
+    assert sentinel_url(url) == SentinelUrl(
+        sentinels=(("a", 26380), ("b", 26379), ("::1", 26381)),
+        master="main",
+        db=3,
+        username="us@er",
+        password="p/w",
+        sentinel_password="s&p",
+        tls=None,
+    )
+    assert sentinel_url("redis://h") is None
+
+
+def test_a_sentinel_url_shows_no_password_in_its_repr():
+    at = sentinel_url("sentinel://:hunter2@a?master=main&sentinel_password=hunter2")
+    assert at is not None
+    assert (at.password, at.sentinel_password) == ("hunter2", "hunter2")
+    assert "hunter2" not in repr(at)
+
+
+def test_a_sentinel_url_has_the_options_of_tls():
+    at = sentinel_url("sentinels://a/0?master=main&ssl_ca_certs=/ca.pem")
+    assert at is not None
+    assert at.tls == {"ssl_ca_certs": "/ca.pem"}
+    plain = sentinel_url("sentinels://a?master=main")
+    assert plain is not None
+    assert plain.tls == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("sentinel://a,b/0", "does not name the master"),
+        ("sentinel://a,b/0?master=", "does not name the master"),
+        ("sentinel:///0?master=m", "has a Sentinel without a host, or with a wrong port"),
+        ("sentinel://a,,b?master=m", "has a Sentinel without a host, or with a wrong port"),
+        ("sentinel://a:x?master=m", "has a Sentinel without a host, or with a wrong port"),
+        ("sentinel://a:66000?master=m", "has a Sentinel without a host, or with a wrong port"),
+        ("sentinel://a/zero?master=m", "names no database by its number"),
+        ("sentinel://a?master_name=m", "has an unknown option; allowed: master, sentinel_password, ssl_ca_certs"),
+        ("sentinel://a?master=m&ssl_ca_certs=/ca", "has an option of TLS, which needs sentinels://"),
+        ("sentinel+tls://a?master=m", "must be a redis://, rediss://, unix://, sentinel:// or sentinels:// URL"),
+    ],
+)
+def test_a_wrong_sentinel_url_says_what_is_wrong_and_what_is_right(write, url, problem):
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(""), {"FLEET_REDIS_URL": url})
+    assert caught.value.detail.startswith(f"environment: FLEET_REDIS_URL: {problem}")
+    if url.startswith("sentinel://"):
+        assert caught.value.detail.endswith("must be sentinel://:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME")
 
 
 def test_the_file_is_found_by_argument_then_variable_then_folder(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ MODULES = sorted(
 SHARED_WITH_AGENTS = ("fleet.events", "fleet.errors")
 
 #: The doors between the domain and Celery.
-MAY_KNOW_CELERY = ("fleet/celery.py", "fleet/cli", "fleet/supervisor.py")
+MAY_KNOW_CELERY = ("fleet/celery.py", "fleet/broker.py", "fleet/cli", "fleet/supervisor.py")
 CELERY = ("celery", "kombu", "billiard", "fleet.celery")
 
 

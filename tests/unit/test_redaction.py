@@ -20,6 +20,12 @@ def test_keys_and_passwords_are_secrets_and_ordinary_values_are_not():
     assert set(secrets) == {"blobhub-key-1", "provider-key-1", "pass%2Fword-1", "pass/word-1"}
 
 
+def test_the_passwords_of_redis_and_of_its_sentinels_are_secrets():
+    url = "sentinel://:redis-pass-1@one:1,two:2/0?master=main&sentinel_password=watch-pass-1"
+    secrets = secrets_of(FleetConfig.model_validate({"redis": {"url": url}}))
+    assert set(secrets) == {"redis-pass-1", "watch-pass-1"}
+
+
 def test_a_secret_is_blackened_wherever_it_stands_in_an_item():
     secret = 'quo"te\\and-ümlaut'
     text = json.dumps({"a": [f"x{secret}y"], secret: {"b": secret}})
