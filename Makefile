@@ -12,10 +12,10 @@ PYTEST_ARGS ?= -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check format test chaos leaks demo docs lock clean
+.PHONY: help setup check format test chaos leaks demo docs flower-pages lock clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## build .venv from constraints.txt (PYTHON=python3.12 chooses the interpreter)
 	@:
@@ -59,6 +59,9 @@ demo: setup  ## the whole fleet on this machine, with a rehearsed agent (KEEP=1 
 
 docs: setup  ## write docs/configuration.md anew
 	@$(BIN)/fleet config reference >docs/configuration.md
+
+flower-pages: setup  ## take the pictures of docs/flower.md anew (needs Chromium)
+	@$(BIN)/python ops/flower_pages.py
 
 # The oldest Python chooses: what it can use, the newer ones can too.
 lock:  ## choose all versions anew and write constraints.txt (with the oldest Python that is supported)

@@ -95,6 +95,15 @@ class Attempt:
         taken: Json = {"agent_session": before.agent_session, "prompted": True} if before.prompted else {}
         self.record = replace(record, **taken) if self._under_way else record
 
+    @property
+    def number(self) -> int:
+        """The number of this attempt, from 1, among those that count."""
+        return self.record.attempt - self._files.excused(self.record.epoch, self.record.turn)
+
+    def excuse(self) -> None:
+        """Let this attempt not count: what interrupted it was no fault of its agent's."""
+        self._files.excuse(self.record.epoch, self.record.turn)
+
     async def duration_ms(self) -> int:
         """Return how long the turn has taken by Redis's clock, earlier attempts included."""
         return await self._fleet.store.now_ms() - self.record.began_ms if self.record.began_ms else 0
@@ -124,8 +133,8 @@ class Attempt:
             checked_folder(self.record.work_folder, self._fleet.config.hosts[self._fleet.host].work_folders)
             if self._guard is not None and not self._was_said(type="policy_applied"):
                 await self._emitter.emit(self._guard.applied())
-            if self.record.attempt > self._fleet.config.turns.attempts:
-                return crashed(self.record.attempt - 1)
+            if self.number > self._fleet.config.turns.attempts:
+                return crashed(self.number - 1)
             prompt = await self._begin()
             return await self._with_retries(prompt) if prompt else Outcome("completed")
         finally:

@@ -62,14 +62,15 @@ async def close_turn(fleet: Fleet, ref: ThreadRef, epoch: int, turn: int) -> Non
 async def _close(fleet: Fleet, lease: Lease) -> None:
     record = on_terms(lease.record, fleet.environment.home) or lease.record
     await fleet.prompts.forget(record.ref)
-    checkpoint = HostFiles(fleet.environment.home, record.ref).checkpoint
+    files = HostFiles(fleet.environment.home, record.ref)
+    files.forget_excused()
     if record.fail_code:
-        checkpoint_of(replace(record, step="idle")).write(checkpoint)
+        checkpoint_of(replace(record, step="idle")).write(files.checkpoint)
         await lifecycle.fail(fleet, record, record.fail_code, record.error, token=lease.token)
         metrics.count_turn(fleet, record)
         return
     closed = consumed(record)
-    checkpoint_of(closed).write(checkpoint)
+    checkpoint_of(closed).write(files.checkpoint)
     if await fleet.records.transition(
         record,
         "turn_closed",

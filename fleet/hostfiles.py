@@ -8,6 +8,8 @@ Under the state folder, `jobs/session_agent_harness-SESSION/threads/ALIAS/`:
 - `thread.yaml`: the checkpoint, replaced as a whole by the holder of the lease. It is JSON, the part of YAML that is
   read in no time, whatever has become of it.
 - `terms.json`: what the epoch's turns run on (`fleet.terms`).
+- `excused`: a line for each attempt that was interrupted by no fault of its agent's. Appended by the process that ran
+  it, which may have lost its lease.
 
 All of it is readable by its owner alone. Whatever is read may be damaged, and then counts as not there; what the disk
 does not take is a `HostUnwritableError`, and leaves the file as it was.
@@ -105,6 +107,7 @@ class HostFiles:
         self.terms = self.folder / "terms.json"
         self.agent_state = self.folder / "agent"
         self.process = self.folder / "agent.json"
+        self._excused = self.folder / "excused"
 
     def create(self) -> None:
         """Make the folders.
@@ -125,6 +128,22 @@ class HostFiles:
         self.create()
         with writing(), TemporaryFile(dir=self.folder) as probe:
             probe.write(bytes(ROOM_BYTES))
+
+    def excuse(self, epoch: int, turn: int) -> None:
+        """Note that an attempt does not count among those of its turn. Without room it counts."""
+        with suppress(OSError), self._excused.open("a", encoding="utf-8") as file:
+            file.write(f"{epoch} {turn}\n")
+
+    def excused(self, epoch: int, turn: int) -> int:
+        """Return how many attempts of a turn do not count."""
+        with suppress(OSError), self._excused.open(encoding="utf-8", errors="replace") as lines:
+            return sum(line == f"{epoch} {turn}\n" for line in lines)
+        return 0
+
+    def forget_excused(self) -> None:
+        """Forget the excused attempts: their turn has ended."""
+        with suppress(OSError):
+            self._excused.unlink(missing_ok=True)
 
     def rotate(self) -> None:
         """Begin a new log, and forget the oldest."""

@@ -123,8 +123,8 @@ async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: as
         log.info("%s was stopped: %s", name, stopped_by)
         if stopped_by == "lost":
             metrics.count_lost_lease(fleet, lease.record)
-        if stopped_by in ("shutdown", INTERRUPTED):
-            await fleet.records.set_held(lease.record, lease.token, attempt=attempt.record.attempt - 1)
+        if stopped_by in UNFINISHED:
+            attempt.excuse()
         return None if stopped_by in UNFINISHED else Outcome("stopped")
     except ParkedError as error:
         log.info("%s: %s", name, error)
@@ -134,6 +134,11 @@ async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: as
     except LeaseLostError as error:
         metrics.count_lost_lease(fleet, lease.record)
         log.warning("%s: %s", name, error)
+        attempt.excuse()
+        return None
+    except RedisError as error:
+        log.warning("%s: Redis is lost: %s", name, error)
+        attempt.excuse()
         return None
     except HostUnwritableError:
         raise
@@ -143,9 +148,7 @@ async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: as
         log.exception("%s, attempt %d", name, attempt.record.attempt)
     # An agent dies of a full disk too.
     await asyncio.to_thread(HostFiles(fleet.environment.home, lease.record.ref).check_room)
-    if attempt.record.attempt >= fleet.config.turns.attempts:
-        return crashed(attempt.record.attempt)
-    return None
+    return crashed(attempt.number) if attempt.number >= fleet.config.turns.attempts else None
 
 
 async def _keep(fleet: Fleet, lease: Lease) -> str:

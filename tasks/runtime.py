@@ -52,6 +52,10 @@ log = logging.getLogger(__name__)
 FORMAT_HEADER = "fleet_format"
 
 
+class TaskFailedError(Exception):
+    """A task failed as nobody foresaw. The worker's log has the reason; the events that Flower shows must not."""
+
+
 class CeleryNudges:
     """`fleet.context.Nudges` as Celery messages."""
 
@@ -172,6 +176,9 @@ def task(name: str, **options: Any) -> Callable[[Callable[P, None]], Callable[P,
                         function(*args, **kwargs)
                 except (PlatformError, RedisError, OperationalError, FleetError) as error:
                     log.warning("%s%s will be tried again: %s", name, args, error)
+                except Exception:
+                    log.exception("%s%s", name, args)
+                    raise TaskFailedError from None
 
         registered: Callable[P, None] = app.task(name=name, **options)(patient)
         return registered

@@ -77,3 +77,39 @@ def test_a_session_that_redis_has_not_heard_of_is_gone_on_with(play: Play):
         assert [text for text in await stage.texts("t") if text.startswith("text")] == ["text 1", "text 2"]
 
     play(scene)
+
+
+def test_attempts_that_redis_has_cut_off_do_not_fail_the_thread(play: Play):
+    async def scene(stage: Stage) -> None:
+        agent = Rehearsed()
+        await stage.hand_over("t", "hello")
+        await stage.poll()
+        journal = stage.fleet.journal
+        append = journal.append
+
+        async def gone(*_: Any) -> Any:
+            raise RedisConnectionError("gone")
+
+        journal.append = gone  # type: ignore[method-assign]
+        for _ in range(stage.fleet.config.turns.attempts + 1):
+            await attempt(stage, agent)
+        journal.append = append  # type: ignore[method-assign]
+        await attempt(stage, agent)
+        assert (await stage.record("t")).turn_status == "completed"
+
+    play(scene)
+
+
+def test_an_agent_that_dies_in_every_attempt_fails_the_thread(play: Play):
+    async def scene(stage: Stage) -> None:
+        agent = Rehearsed()
+        agent.dies = True
+        await stage.hand_over("t", "hello")
+        await stage.poll()
+        for _ in range(stage.fleet.config.turns.attempts):
+            await attempt(stage, agent)
+        record = await stage.record("t")
+        assert (record.step, record.fail_code) == ("publish", "AGENT_CRASHED")
+        assert len(agent.requests) == stage.fleet.config.turns.attempts
+
+    play(scene)
