@@ -9,7 +9,7 @@ from fleet import items, lifecycle
 from fleet.context import Fleet
 from fleet.envelope import Thread, parse
 from fleet.hosts import owner
-from fleet.journal import audit_draft, item_draft
+from fleet.journal import item_draft
 from fleet.platform.client import SessionRef
 from fleet.platform.errors import AccessDeniedError, RefusedError
 from fleet.record import TURN_STEPS, Record
@@ -87,40 +87,45 @@ async def _claim(
 ) -> None:
     path = PurePosixPath(thread.work_folder)
     host = owner(thread.work_folder, await fleet.hosts.all(), seen.host) if path.is_absolute() else fleet.host
-    moves = host is not None and bool(seen.host) and host != seen.host
-    if host is None and seen.step == "wait_host" and seen.work_folder == thread.work_folder:
-        return
+    waits_on = host is None and seen.step == "wait_host" and seen.work_folder == thread.work_folder
+    if not waits_on:
+        moves = host is not None and bool(seen.host) and host != seen.host
+        await _say_what_ends(fleet, seen, asked, f"from {seen.host} to {host}" if moves else "")
+        epoch = await fleet.records.claim(
+            seen,
+            "start" if host else "wait_host",
+            host=host or seen.host,
+            work_folder=thread.work_folder,
+            agent=thread.agent_type,
+            forced=force,
+            first=not seen.exists and asked != "recover",
+            **({"agent_session": ""} if moves else {}),
+        )
+        if epoch is None:
+            await fleet.nudges.activate(seen.ref)
+            return
+        if asked != "recover":
+            await fleet.prompts.cancel(seen.ref, "the thread was started again")
+    record = await fleet.records.read(seen.ref)
+    await lifecycle.say_registered(fleet, record)
+    if not host and asked != "recover":
+        detail = f"No host that takes turns owns {thread.work_folder}. The thread starts by itself when one comes."
+        no_host = item_draft(items.status("no_host", detail))
+        await fleet.journal.append_once(seen.ref, f"no_host:{record.epoch}", no_host, epoch=record.epoch)
+    if await fleet.store.journal_depth(seen.ref):
+        await fleet.nudges.post_items(seen.ref)
+    if host:
+        await fleet.nudges.start_thread(record)
+
+
+async def _say_what_ends(fleet: Fleet, seen: Record, asked: str, moves: str) -> None:
+    """Say what a new epoch ends: before the record moves, so that a crash in between repeats it."""
     drafts = []
-    if not seen.exists:
-        drafts.append(audit_draft(items.audit("thread_registered", seen.ref.alias)))
     if asked == "restart" and seen.step in TURN_STEPS:
         detail = f"Turn {seen.turn} was interrupted: the thread was started again."
         drafts.append(item_draft(items.status("restarted", detail)))
     if moves and seen.agent_session:
-        detail = f"The thread moves from {seen.host} to {host}, where the agent begins anew."
+        detail = f"The thread moves {moves}, where the agent begins anew."
         drafts.append(item_draft(items.status("new_session", detail)))
-    if not host and asked != "recover":
-        detail = f"No host that takes turns owns {thread.work_folder}. The thread starts by itself when one comes."
-        drafts.append(item_draft(items.status("no_host", detail)))
-    # Said before the record moves, so that a crash in between repeats rather than swallows it.
-    call = await fleet.journal.append_once(
-        seen.ref, f"claimed:{seen.epoch}", *drafts, epoch=seen.epoch if seen.exists else None
-    )
-    epoch = await fleet.records.claim(
-        seen,
-        "start" if host else "wait_host",
-        host=host or seen.host,
-        work_folder=thread.work_folder,
-        agent=thread.agent_type,
-        forced=force,
-        **({"agent_session": ""} if moves else {}),
-    )
-    if epoch is None:
-        await fleet.nudges.activate(seen.ref)
-        return
-    if asked != "recover":
-        call |= await fleet.prompts.cancel(seen.ref, "the thread was started again")
-    if call:
-        await fleet.nudges.post_items(seen.ref)
-    if host:
-        await fleet.nudges.start_thread(await fleet.records.read(seen.ref))
+    if drafts:
+        await fleet.journal.append_once(seen.ref, f"ended:{seen.epoch}", *drafts, epoch=seen.epoch)

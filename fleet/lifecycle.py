@@ -45,6 +45,13 @@ async def advance(fleet: Fleet, ref: ThreadRef) -> None:
         await fleet.nudges.run_turn(await fleet.records.read(ref))
 
 
+async def say_registered(fleet: Fleet, record: Record) -> None:
+    """Say once, in the first epoch of a thread, that it is known. A drainer is left for the caller to call."""
+    if record.first:
+        audit = audit_draft(items.audit("thread_registered", record.ref.alias))
+        await fleet.journal.append_once(record.ref, f"registered:{record.epoch}", audit, epoch=record.epoch)
+
+
 async def dispatch(fleet: Fleet, record: Record) -> None:
     """Give the nudge that the step of `record` is waiting for."""
     match record.step:

@@ -64,6 +64,7 @@ class Record:
         outcome: how an ended thread ended: `completed`, `failed`, `removed`.
         turn_status, error: how the current turn ended.
         settings: what the turns run on; not in Redis, see `fleet.terms`.
+        first: whether nothing was known of the thread before this epoch.
         forced: whether an operator started the epoch, whatever the envelope said.
         prompted: whether the agent is known to have taken the current turn's prompt.
         began_ms: Redis time when the current turn was first begun; 0 before that.
@@ -93,6 +94,7 @@ class Record:
     stats: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     prompted: bool = False
+    first: bool = False
     forced: bool = False
     said: int = 0
     began_ms: int = 0
@@ -133,7 +135,7 @@ _PLAIN = (
     "fail_code",
 )
 _NUMBERS = ("epoch", "turn", "attempt", "said", "began_ms")
-_JSON = ("turn_items", "turn_newest", "consumed_at", "consumed", "stats", "prompted", "forced")
+_JSON = ("turn_items", "turn_newest", "consumed_at", "consumed", "stats", "prompted", "first", "forced")
 
 
 def decode(ref: ThreadRef, fields: dict[str, str], seal: Seal) -> Record:

@@ -97,6 +97,7 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
         "policy": thread.policy if agent.permissions == "guarded" else None,
     }
     Terms(record.epoch, str(folder), agent.type, settings).write(files)
+    await lifecycle.say_registered(fleet, lease.record)
     if lost:
         audit = items.audit("thread_recovered", ref.alias)
     else:
