@@ -116,6 +116,13 @@ def with_state(value: object, state: State) -> dict[str, Any]:
     return _with_instance(value, {"state": state})
 
 
+def with_work_folder(value: dict[str, Any], work_folder: str) -> dict[str, Any]:
+    """Return the `value` of a thread with another `workspace.work_folder`, and every other key as it was."""
+    thread, metadata = _mapping(value.get("thread")), _metadata(value)
+    workspace = {**_mapping(metadata.get("workspace")), "work_folder": work_folder}
+    return {**value, "thread": {**thread, "metadata": {**metadata, "workspace": workspace}}}
+
+
 def new_thread(
     work_folder: str, agent_type: str, permissions: str = "", artifacts: Artifacts | None = None
 ) -> dict[str, Any]:

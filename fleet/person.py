@@ -11,7 +11,7 @@ from typing import Any
 
 from fleet.config import FleetConfig, SectionConfig
 from fleet.credentials import api_key, person_key
-from fleet.envelope import WORKER_ALIAS, State, parse, with_state, worker_owner
+from fleet.envelope import WORKER_ALIAS, State, parse, with_state, with_work_folder, worker_owner
 from fleet.errors import ConfigError, FleetError
 from fleet.events import Answer
 from fleet.platform.client import Json, PlatformClient, SessionRef, Timestamp
@@ -85,6 +85,16 @@ class Desk:
         value = await self.thread(alias)
         with platform_errors(self.platform.url):
             await self.platform.upload_object(self.at, alias, with_state(value, state))
+
+    async def move(self, alias: str, work_folder: str) -> None:
+        """Hand a thread over again with another work folder, in one write.
+
+        Raises:
+            FleetError: `thread_unknown`.
+        """
+        value = with_state(with_work_folder(await self.thread(alias), work_folder), "pending")
+        with platform_errors(self.platform.url):
+            await self.platform.upload_object(self.at, alias, value)
 
     async def answer(self, alias: str, prompt: Prompt, answer: Answer) -> None:
         """Post `answer` to the open question `prompt` of a thread.

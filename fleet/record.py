@@ -268,6 +268,7 @@ class Records:
             [
                 record.ref.alias,
                 str(record.epoch),
+                str(record.turn),
                 record.step,
                 token,
                 target,

@@ -90,12 +90,9 @@ def new(
 ) -> None:
     """Create the thread ALIAS and hand it over."""
     from fleet.envelope import new_thread
-    from fleet.errors import FleetError
     from fleet.person import thread_value
 
-    if not work_folder.startswith("/"):
-        raise FleetError("argument_invalid", f"--work-folder is {work_folder!r}, must be an absolute path")
-    value = new_thread(work_folder, agent, permissions or "", parsed_artifacts(artifacts))
+    value = new_thread(checked_folder(work_folder), agent, permissions or "", parsed_artifacts(artifacts))
     value = thread_value(value, model=model)
     text = given_text(message)
 
@@ -164,6 +161,36 @@ def stop(alias: str, section: str | None, config_file: Path | None) -> None:
 def retry(alias: str, section: str | None, config_file: Path | None) -> None:
     """Hand the thread ALIAS over again: its state becomes `pending`. A running turn is restarted."""
     _set_state(config_file, section, alias, "pending")
+
+
+@thread.command()
+@click.argument("alias")
+@click.argument("work_folder")
+@thread_options
+def move(alias: str, work_folder: str, section: str | None, config_file: Path | None) -> None:
+    """Hand the thread ALIAS over again in WORK_FOLDER, to the host that owns it. A running turn is ended.
+
+    On another host, or in another folder, the agent begins anew: its own session stays where it was.
+    """
+    absolute = checked_folder(work_folder)
+
+    async def work(desk: Desk, _: FleetConfig) -> None:
+        await desk.move(alias, absolute)
+
+    run(config_file, section, work, alias)
+
+
+def checked_folder(work_folder: str) -> str:
+    """Return a work folder as it was given.
+
+    Raises:
+        FleetError: `argument_invalid`, it is no absolute path.
+    """
+    from fleet.errors import FleetError
+
+    if not work_folder.startswith("/"):
+        raise FleetError("argument_invalid", f"the work folder is {work_folder!r}, must be an absolute path")
+    return work_folder
 
 
 def _set_state(config_file: Path | None, section: str | None, alias: str, state: State) -> None:

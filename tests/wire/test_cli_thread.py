@@ -126,6 +126,16 @@ def test_states_are_set_and_the_rest_of_the_envelope_stays(thread, alias):
         assert thread.envelope(alias) == before | {"instance": {"state": state}}
 
 
+def test_a_thread_is_handed_over_again_in_another_folder(thread, alias):
+    thread("new", alias, "--work-folder", "/srv", "--no-start")
+    before = thread.envelope(alias)
+    thread("move", alias, "/data/repo")
+    expected = before | {"workspace": {"work_folder": "/data/repo"}, "instance": {"state": "pending"}}
+    assert thread.envelope(alias) == expected
+    assert "[argument_invalid]" in thread("move", alias, "repo", status=2)
+    assert thread.envelope(alias) == expected
+
+
 def test_a_message_can_come_from_stdin(thread, alias):
     thread("new", alias, "--work-folder", "/srv", "--no-start")
     thread("send", alias, "-", stdin="line one\nline two\n")
