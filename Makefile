@@ -7,8 +7,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
 # Tests wait for processes more than they compute: three at a time fill two cores. Those of one file share a process,
-# and with it what is slow to start.
-PYTEST_ARGS ?= -n 3 --dist loadfile
+# and with it what is slow to start; what takes longest begins first.
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

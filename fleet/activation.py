@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from fleet import items, lifecycle
 from fleet.context import Fleet
@@ -91,6 +91,7 @@ async def _claim(
     if not waits_on:
         moves = host is not None and bool(seen.host) and host != seen.host
         await _say_what_ends(fleet, seen, asked, f"from {seen.host} to {host}" if moves else "")
+        forgotten: dict[str, Any] = {"agent_session": ""} if moves else {}
         epoch = await fleet.records.claim(
             seen,
             "start" if host else "wait_host",
@@ -99,7 +100,7 @@ async def _claim(
             agent=thread.agent_type,
             forced=force,
             first=not seen.exists and asked != "recover",
-            **({"agent_session": ""} if moves else {}),
+            **forgotten,
         )
         if epoch is None:
             await fleet.nudges.activate(seen.ref)

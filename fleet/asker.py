@@ -11,7 +11,7 @@ from pathlib import Path
 from fleet import items
 from fleet.answers import approval, approval_question, in_words, read_answer
 from fleet.context import Fleet
-from fleet.emitter import Emitter, LeaseLostError
+from fleet.emitter import Emitter, LeaseLostError, RedisBehindError
 from fleet.events import Answer, Decision, Permissions, PromptKind, Question, ToolCall
 from fleet.leases import WATCH_S, Lease
 from fleet.policy import Policy, Verdict, evaluate
@@ -68,7 +68,7 @@ class Asker:
     ) -> None:
         self._fleet = fleet
         self._ref = lease.record.ref
-        self._token = lease.token
+        self._epoch, self._token = lease.record.epoch, lease.token
         self._emitter = emitter
         self._permissions = permissions
         self._hold_s = hold_s
@@ -114,7 +114,7 @@ class Asker:
             prompt = await self._opened(kind, questions, subject)
             item = await self._answered(prompt)
             answer = read_answer(kind, questions, item)
-            await resolve_answered(self._fleet, self._ref, prompt, answer)
+            await resolve_answered(self._fleet, self._emitter, self._ref, prompt, answer)
             await self._gave(item)
             await self._fleet.prompts.take(self._ref, self._token)
             return answer
@@ -137,11 +137,20 @@ class Asker:
         return prompt
 
     async def _answered(self, prompt: Prompt) -> items.Item:
-        """Wait for the item that answers `prompt`."""
+        """Wait for the item that answers `prompt`.
+
+        Raises:
+            ParkedError: nobody has answered for as long as the agent's process may wait.
+            RedisBehindError: Redis has lost the prompt.
+        """
         deadline = time.monotonic() + self._hold_s
         while True:
             now = await self._fleet.prompts.read(self._ref)
-            if now is not None and now.id == prompt.id and now.answer is not None:
+            if now is None or now.id != prompt.id:
+                # Where a new epoch was claimed, it was cancelled. Else the answer may have come already, as a message.
+                if (await self._fleet.records.read(self._ref)).epoch == self._epoch:
+                    raise RedisBehindError(f"the open question of {self._ref} is forgotten")
+            elif now.answer is not None:
                 if now.answer["id"] not in self._spent:
                     return now.answer
                 await self._fleet.prompts.reopen(self._ref)
@@ -150,15 +159,16 @@ class Asker:
             await asyncio.sleep(WATCH_S)
 
 
-async def resolve_answered(fleet: Fleet, ref: ThreadRef, prompt: Prompt, answer: Answer) -> None:
-    """Say that a prompt was answered, before the answer counts as consumed."""
-    item = items.prompt_answered(prompt.id, prompt.kind, prompt.questions, answer)
-    if await fleet.prompts.resolve(ref, prompt, item):
-        await fleet.nudges.post_items(ref)
+async def resolve_answered(fleet: Fleet, emitter: Emitter, ref: ThreadRef, prompt: Prompt, answer: Answer) -> None:
+    """Say that a prompt was answered, once, before the answer counts as consumed."""
+    said = emitter.has_said_prompt(prompt.id, "pending_prompt_resolved")
+    if not said and not await fleet.prompts.is_resolved(ref, prompt.id):
+        await emitter.emit(items.prompt_answered(prompt.id, prompt.kind, prompt.questions, answer))
+        await fleet.prompts.was_resolved(ref, prompt.id)
 
 
 async def parked_answer(
-    fleet: Fleet, ref: ThreadRef, gave: Gave, grants: dict[str, str], spent: Collection[str]
+    fleet: Fleet, emitter: Emitter, ref: ThreadRef, gave: Gave, grants: dict[str, str], spent: Collection[str]
 ) -> str:
     """Return what the agent is told of the answer to its parked prompt, and grant what was approved; "" without one.
 
@@ -171,7 +181,7 @@ async def parked_answer(
         await fleet.prompts.reopen(ref)
         return ""
     answer = read_answer(prompt.kind, prompt.questions, prompt.answer)
-    await resolve_answered(fleet, ref, prompt, answer)
+    await resolve_answered(fleet, emitter, ref, prompt, answer)
     await gave(prompt.answer)
     if prompt.kind == "approval" and approval(answer).allow:
         grants[prompt.subject] = str(prompt.answer.get("user_id", ""))

@@ -136,7 +136,10 @@ class Attempt:
             if self.number > self._fleet.config.turns.attempts:
                 return crashed(self.number - 1)
             prompt = await self._begin()
-            return await self._with_retries(prompt) if prompt else Outcome("completed")
+            if prompt:
+                return await self._with_retries(prompt)
+            await self._note()  # that the turn is still ours: the inbox of a Redis that was emptied is empty, too
+            return Outcome("completed")
         finally:
             self.said = self._emitter.said
             self._emitter.close()
@@ -171,7 +174,7 @@ class Attempt:
         under_way = self._under_way or await self._fleet.prompts.read(self.record.ref) is not None
         if given or under_way:
             await self._gave(*given)
-        answer = await parked_answer(self._fleet, self.record.ref, self._gave, self._grants, self._spent)
+        answer = await parked_answer(self._fleet, self._emitter, self.record.ref, self._gave, self._grants, self._spent)
         if self.record.prompted:
             if not under_way:
                 raise ThreadFailedError("ACTIVATION_UNKNOWN", f"turn {self.record.turn} was not begun here")

@@ -2,6 +2,7 @@
 
 A write whose outcome is unknown is looked for before it is repeated: the newest items are read back, at once and with
 growing pauses, and only when the list's delay is over without the `post_id` is the item posted again (protocol §1).
+For a while after Redis may have forgotten what was posted, every item is looked for before it is posted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from fleet import lifecycle, metrics
@@ -18,7 +20,7 @@ from fleet.envelope import WORKER_ALIAS, State, parse, with_state
 from fleet.errors import ThreadFailedError
 from fleet.hostfiles import log_name
 from fleet.journal import Entry
-from fleet.platform.client import SessionRef
+from fleet.platform.client import PAGE_ROWS, SessionRef
 from fleet.platform.errors import AccessDeniedError, NotExecutedError, OutcomeUnknownError, RefusedError, TransientError
 from fleet.refs import ThreadRef
 from fleet.truncation import LOWER_CAP_BYTES, fit
@@ -26,6 +28,8 @@ from fleet.truncation import LOWER_CAP_BYTES, fit
 log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
+#: What lists showed, by alias and by since when Redis has forgotten nothing: `post_id` → id.
+Looks = dict[tuple[str, int], dict[str, str]]
 
 #: Seconds for which one call of the drainer puts up with a platform that does not answer.
 PATIENCE_S = 10.0
@@ -35,6 +39,9 @@ PAUSE_FIRST_S, PAUSE_FACTOR, PAUSE_MAX_S = 0.1, 2.0, 5.0
 LIST_DELAY_S = 2.5
 #: Newest items that are read back. All that we posted since the lost answer stand before it; persons' may too.
 READ_BACK_ROWS = 50
+#: ms for which items are looked for before they are posted, once Redis may have forgotten that they were: whatever it
+#: forgot is done again sooner.
+DOUBT_MS = 60_000
 #: ms until reconcile calls a drainer again after one gave up.
 GIVEN_UP_MS = 3000
 
@@ -68,22 +75,23 @@ async def drain(fleet: Fleet, ref: ThreadRef) -> None:
 
 
 async def _post_all(fleet: Fleet, at: SessionRef, ref: ThreadRef, token: str, entry: Entry | None) -> None:
+    looks: Looks = {}
     while entry is not None:
         with metrics.POST_SECONDS.labels(fleet.host).time():
-            stored_id = await _carry_out(fleet, at, ref, entry)
+            stored_id = await _carry_out(fleet, at, ref, entry, looks)
         if stored_id:
             metrics.POSTED.labels(fleet.host, entry.kind).inc()
         entry = await fleet.journal.stored(ref, token, entry, stored_id)
 
 
-async def _carry_out(fleet: Fleet, at: SessionRef, ref: ThreadRef, entry: Entry) -> str:
+async def _carry_out(fleet: Fleet, at: SessionRef, ref: ThreadRef, entry: Entry, looks: Looks) -> str:
     """Carry out one entry and return the id of the item that it became, if it did."""
     if entry.kind == "state":
         await _write_state(fleet, at, ref, entry.body)
         return ""
     alias = WORKER_ALIAS if entry.kind == "audit" else ref.alias
     try:
-        return await _post(fleet, at, alias, entry)
+        return await _stored_before(fleet, at, alias, entry, looks) or await _post(fleet, at, alias, entry)
     except RefusedError as error:
         if error.code == "thread_item_too_large":
             return await _post_smaller(fleet, at, ref, alias, entry)
@@ -129,18 +137,46 @@ async def _read_back(fleet: Fleet, at: SessionRef, alias: str, post_id: str) -> 
     """
     started = time.monotonic()
     for pause in _pauses():
+        if found := (await _shown(fleet, at, alias, READ_BACK_ROWS)).get(post_id):
+            return found
+        if time.monotonic() - started >= LIST_DELAY_S:
+            return None
+        await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")
+
+
+async def _stored_before(fleet: Fleet, at: SessionRef, alias: str, entry: Entry, looks: Looks) -> str | None:
+    """Look for an item that was stored before Redis forgot it; None when there is none, or no reason to look.
+
+    Once the list's delay is over, one look shows all of them.
+
+    Raises:
+        TransientError: the list can't be read for `PATIENCE_S`.
+    """
+    if entry.since_ms > DOUBT_MS:
+        return None
+    if (alias, entry.since) not in looks:
+        await asyncio.sleep(max(0.0, LIST_DELAY_S - entry.since_ms / 1000))
+        looks[alias, entry.since] = await _shown(fleet, at, alias, PAGE_ROWS)
+    return looks[alias, entry.since].get(entry.post_id)
+
+
+async def _shown(fleet: Fleet, at: SessionRef, alias: str, rows: int) -> dict[str, str]:
+    """Return the newest items of a thread: `post_id` → id.
+
+    Raises:
+        TransientError: the list can't be read for `PATIENCE_S`.
+    """
+    started = time.monotonic()
+    for pause in _pauses():
         try:
-            newest = await fleet.platform.newest_items(at, alias, READ_BACK_ROWS)
+            newest = await fleet.platform.newest_items(at, alias, rows)
         except TransientError:
             if time.monotonic() - started > PATIENCE_S:
                 raise
+            await asyncio.sleep(pause)
         else:
-            for item in newest:
-                if (item.get("metadata") or {}).get("post_id") == post_id:
-                    return str(item.get("id", ""))
-            if time.monotonic() - started >= LIST_DELAY_S:
-                return None
-        await asyncio.sleep(pause)
+            return {str((item.get("metadata") or {}).get("post_id")): str(item.get("id", "")) for item in newest}
     raise AssertionError("the pauses never end")
 
 
@@ -156,7 +192,7 @@ async def _post_smaller(fleet: Fleet, at: SessionRef, ref: ThreadRef, alias: str
     await fleet.learn_item_cap(LOWER_CAP_BYTES)
     try:
         body = fit(entry.body, LOWER_CAP_BYTES, log_name(ref))
-        return await _post(fleet, at, alias, Entry(entry.id, entry.kind, entry.post_id, body, again=False))
+        return await _post(fleet, at, alias, replace(entry, body=body, again=False))
     except (ThreadFailedError, RefusedError) as error:
         await _refused(fleet, ref, entry, error, code="THREAD_ITEM_TOO_LARGE")
         return ""

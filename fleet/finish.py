@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fleet import artifacts, items, lifecycle, metrics
+from fleet import artifacts, items, lapse, lifecycle, metrics
 from fleet.context import Fleet
 from fleet.emitter import Emitter, LeaseLostError
 from fleet.hostfiles import HostFiles, HostUnwritableError
 from fleet.leases import Lease
-from fleet.rebuild import checkpoint_of, consumed
+from fleet.rebuild import checkpoint_of, consumed, say_again
 from fleet.record import Record, Step
 from fleet.refs import ThreadRef
 from fleet.start import say_unwritable
@@ -85,6 +85,10 @@ async def _close(fleet: Fleet, lease: Lease) -> None:
 
 async def _say(fleet: Fleet, lease: Lease, said: int, item: items.Item) -> int:
     if _was_said(fleet, lease.record, item):
+        # Whoever said it had lost its lease by then, perhaps, and the thread's start had read the log before.
+        ref = lease.record.ref
+        if at := await fleet.at(ref.session):
+            await say_again(fleet, at, ref)
         return said
     emitter = Emitter(fleet, lease, said)
     try:
@@ -116,10 +120,13 @@ async def _step(fleet: Fleet, ref: ThreadRef, epoch: int, turn: int, step: Step)
         yield None
         return
     async with fleet.leases.kept(lease):
+        behind = await lapse.recovered(fleet, record)
         try:
-            yield lease
+            yield None if behind else lease
         except LeaseLostError as error:
             metrics.count_lost_lease(fleet, record)
             log.warning("%s: %s", ref, error)
         except HostUnwritableError as error:
             await say_unwritable(fleet, record, error)
+    if behind:
+        await lifecycle.dispatch(fleet, await fleet.records.read(ref))

@@ -1,9 +1,9 @@
 """The machines of the fleet: their heartbeats, and who owns a work folder.
 
-Key `NS:hosts` (set): names that ever registered. Key `NS:host:NAME` (hash): the last heartbeat and the Redis time in
-ms until which it counts; its one writer is the short-work worker of that host. Its field `draining`, there or not, is
-written by operators' commands alone. Key `NS:host:NAME:turns` (sorted set):
-thread → Redis time in ms until which its turn is known to run there; written by the turn's process. Keys
+Key `NS:hosts` (set): names that ever registered. Key `NS:host:NAME` (hash): the last heartbeat, the Redis time in ms
+until which it counts, and the run of Redis that took it; its one writer is the short-work worker of that host. Its
+field `draining`, there or not, is written by operators' commands alone. Key `NS:host:NAME:turns` (sorted set): thread
+→ Redis time in ms until which its turn is known to run there; written by the turn's process. Keys
 `NS:host:NAME:folder:PATH` and `NS:host:NAME:line:PATH`: see `folder_enter.lua`.
 """
 
@@ -93,20 +93,23 @@ class Hosts:
     async def beat(self, host: Host) -> bool:
         """Write a host's heartbeat. Returns whether what waits for it should be looked at.
 
-        That is so when this process has just begun, the host was away or drained, or has other roots than before.
+        That is so when this process has just begun, the host was away or drained, or has other roots than before, and
+        when Redis was started again or another one has taken over.
         """
         text = json.dumps(asdict(host) | {"alive": True, "running": 0, "draining": False})
         now = await self._store.now_ms()
+        run: str = (await self._store.redis.info("server"))["run_id"]
         before = await self._store.hash(self._key(host.name))
         async with self._store.redis.pipeline() as pipe:
             pipe.sadd(self._store.key("hosts"), host.name)
             until = now + HEARTBEAT_S * HEARTBEATS_MISSED * 1000
-            pipe.hset(self._key(host.name), mapping={"host": text, "until": until})
+            pipe.hset(self._key(host.name), mapping={"host": text, "until": until, "run": run})
             await pipe.execute()
         draining = "draining" in before
         begins = self._drained is None or (self._drained and not draining)
         self._drained = draining
-        return begins or before.get("host") != text or int(before["until"]) < now
+        same = (before.get("host"), before.get("run")) == (text, run)
+        return begins or not same or int(before["until"]) < now
 
     async def leave(self, name: str) -> None:
         """Say that a host stops on purpose: it counts as away at once."""

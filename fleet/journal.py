@@ -12,11 +12,12 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from redis.exceptions import RedisError
 
 from fleet.leases import Lease
+from fleet.record import Record
 from fleet.redaction import Redactor
 from fleet.refs import ThreadRef, post_id
 from fleet.store import Store
@@ -43,13 +44,21 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The head of a journal. `again`: an earlier drainer may have posted it already."""
+    """The head of a journal.
+
+    Fields:
+        again: an earlier drainer may have posted it already.
+        since: Redis time in ms from which on Redis forgot nothing; what was posted before, it may have forgotten.
+        since_ms: ms that have passed since then.
+    """
 
     id: str
     kind: str
     post_id: str
     body: Json
     again: bool
+    since: int
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +119,14 @@ class Journal:
         keys = self._store.thread(ref)
         return keys.journal, keys.journal_meta, keys.drain, keys.session.attention
 
-    async def append(self, lease: Lease, turn: int, items: Sequence[Numbered]) -> Appended:
-        """Append a turn's items as the holder of its lease. Idempotent in the numbers."""
+    async def append(self, lease: Lease, turn: int, items: Sequence[Numbered], *, again: bool = False) -> Appended:
+        """Append a turn's items as the holder of its lease. Idempotent in the numbers.
+
+        `again`: they may have been appended before, and even posted, by what a Redis knew that has forgotten it.
+        """
         record = lease.record
         keys = self._store.thread(record.ref)
-        args: list[str | int] = [record.ref.alias, str(record.epoch), lease.token, turn]
+        args: list[str | int] = [record.ref.alias, str(record.epoch), lease.token, turn, "1" if again else ""]
         for item in items:
             args += [item.n, item.post_id, item.body]
         last, depth, size, idle = await self._store.run(
@@ -122,10 +134,11 @@ class Journal:
         )
         return Appended(None if last < 0 else last, depth, size, bool(idle))
 
-    async def last_of(self, ref: ThreadRef, turn: int) -> int:
-        """Return the number of the last item that was taken from a turn; 0 when none was."""
-        meta = await self._store.hash(self._store.thread(ref).journal_meta)
-        return int(meta["n"]) if meta.get("turn") == str(turn) else 0
+    async def last_of(self, record: Record) -> int:
+        """Return the number of the last item that was taken from the turn of `record`; 0 when none was."""
+        meta = await self._store.hash(self._store.thread(record.ref).journal_meta)
+        epoch, turn = str(record.epoch), str(record.turn)
+        return int(meta["n"]) if (meta.get("epoch", epoch), meta.get("turn")) == (epoch, turn) else 0
 
     async def append_once(self, ref: ThreadRef, cause: str, *drafts: Draft, epoch: int | None = None) -> bool:
         """Append drafts that no turn numbers, once for each `cause`.
@@ -149,6 +162,11 @@ class Journal:
         """Note a cause whose drafts are stored already, so that they are not appended again."""
         now = await self._store.now_ms()
         await self._store.redis.zadd(self._store.thread(ref).causes, {cause: now}, nx=True)
+
+    async def waiting(self, ref: ThreadRef) -> set[str]:
+        """Return the `post_id`s of what waits in a thread's journal."""
+        rows = cast("list[tuple[str, Json]]", await self._store.redis.xrange(self._store.thread(ref).journal))
+        return {fields["post_id"] for _, fields in rows}
 
     async def begin(self, ref: ThreadRef) -> tuple[str, Entry | None] | None:
         """Become the drainer of a thread.
@@ -200,5 +218,5 @@ class Journal:
         )
         if answer[0] != "entry":
             return None if answer[0] == "empty" else "busy"
-        _, id_, kind, key, body, again = answer
-        return Entry(id_, kind, key, json.loads(body), again == "1")
+        _, id_, kind, key, body, again, since, since_ms = answer
+        return Entry(id_, kind, key, json.loads(body), again == "1", int(since), since_ms)

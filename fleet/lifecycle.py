@@ -79,7 +79,7 @@ async def stop(fleet: Fleet, record: Record, outcome: str) -> None:
         return
     await fleet.records.request_stop(record, outcome)
     if record.step == "run" and (lease := await fleet.leases.take(record)):
-        said = await fleet.journal.last_of(record.ref, record.turn)
+        said = await fleet.journal.last_of(record)
         await fleet.records.transition(
             record, "turn_ran", token=lease.token, release=True, said=said, turn_status="stopped", stats={}
         )

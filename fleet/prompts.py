@@ -175,8 +175,13 @@ class Prompts:
         """Say, once per prompt and only in `epoch`, how it was resolved. Returns whether a drainer must be called."""
         return await self._journal.append_once(ref, _resolved(prompt.id), item_draft(item), epoch=epoch)
 
+    async def is_resolved(self, ref: ThreadRef, prompt_id: str) -> bool:
+        """Whether it was said how a prompt was resolved."""
+        cause = _resolved(prompt_id)
+        return await self._store.redis.zscore(self._store.thread(ref).causes, cause) is not None
+
     async def was_resolved(self, ref: ThreadRef, prompt_id: str) -> None:
-        """Note that it was said how a prompt was resolved: Redis has forgotten it."""
+        """Note that it was said how a prompt was resolved."""
         await self._journal.was_appended(ref, _resolved(prompt_id))
 
     async def cancel(self, ref: ThreadRef, reason: str) -> bool:

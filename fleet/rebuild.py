@@ -52,14 +52,17 @@ def restored(record: Record, checkpoint: Checkpoint) -> tuple[Record, str]:
 
 
 async def say_again(fleet: Fleet, at: SessionRef, ref: ThreadRef) -> list[dict[str, Any]]:
-    """Put into the journal what the log has and the platform has not, and return it, the oldest first.
+    """Let the journal have what the log has and the platform has not, and return it, the oldest first.
 
     Items are posted in the order of the log, so they are those behind the last one that the platform shows.
     """
-    entries = deque(HostFiles(fleet.environment.home, ref).said(), maxlen=UNPOSTED_MAX)
-    if not entries:
+    files = HostFiles(fleet.environment.home, ref)
+    if not files.log.exists():
         return []
+    waiting = await fleet.journal.waiting(ref)
     await asyncio.sleep(LIST_DELAY_S)
+    # Only now: an attempt that has just lost its lease may have written a last line.
+    entries = deque(files.said(), maxlen=UNPOSTED_MAX)
     newest = await fleet.platform.newest_items(at, ref.alias, PAGE_ROWS)
     stored = {(item.get("metadata") or {}).get("post_id") for item in newest}
     unposted: list[dict[str, Any]] = []
@@ -69,9 +72,10 @@ async def say_again(fleet: Fleet, at: SessionRef, ref: ThreadRef) -> list[dict[s
         unposted.append(entry["item"])
     unposted.reverse()
     budget = await fleet.item_budget()
-    for item in unposted:
+    lost = [item for item in unposted if item["metadata"]["post_id"] not in waiting]
+    for item in lost:
         cause = f"again:{item['metadata']['post_id']}"
         await fleet.journal.append_once(ref, cause, item_draft(fit(item, budget, log_name(ref))))
-    if unposted:
-        log.warning("%s: %d items that Redis had lost are posted from the log", ref, len(unposted))
+    if lost:
+        log.warning("%s: %d items that Redis had lost are posted from the log", ref, len(lost))
     return unposted

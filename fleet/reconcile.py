@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from fleet import lifecycle
+from fleet import lapse, lifecycle
 from fleet.context import Fleet
 from fleet.errors import FleetError
 from fleet.refs import ThreadRef
@@ -31,10 +31,12 @@ async def reconcile(fleet: Fleet) -> None:
 
 
 async def host_came(fleet: Fleet) -> None:
-    """Look again at every thread that waits for a host."""
+    """Look again at every thread that waits for a host, or that this one knows more of than Redis does."""
     for session in set((await fleet.store.hash(fleet.store.key("sections"))).values()):
         for record in await fleet.records.all(session):
-            if record.step == "wait_host" or (record.live and record.host == fleet.host):
+            if record.step in lapse.NOT_HELD and await lapse.recovered(fleet, record):
+                await lifecycle.dispatch(fleet, await fleet.records.read(record.ref))
+            elif record.step == "wait_host" or (record.live and record.host == fleet.host):
                 await lifecycle.dispatch(fleet, record)
 
 

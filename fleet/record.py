@@ -204,8 +204,13 @@ class Records:
                 found += [decode(ref, fields, self._seal)] if fields else []
         return found
 
-    async def claim(self, seen: Record, step: Literal["start", "wait_host"], **changes: Any) -> int | None:
-        """Claim the next epoch if the record is still as `seen`. Returns the epoch, or None when it has changed."""
+    async def claim(
+        self, seen: Record, step: Literal["start", "wait_host"], *, above: int = 0, **changes: Any
+    ) -> int | None:
+        """Claim the next epoch, one above `above`, if the record is still as `seen`.
+
+        Returns the epoch, or None when the record has changed.
+        """
         keys = self._store.thread(seen.ref)
         epoch = await self._store.run(
             "claim",
@@ -223,6 +228,7 @@ class Records:
                 seen.step,
                 step,
                 NUDGE_PATIENCE_MS,
+                above,
                 *encode(seen.ref, changes, self._seal),
             ],
         )

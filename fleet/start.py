@@ -11,7 +11,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fleet import items, lifecycle
+from fleet import items, lapse, lifecycle
 from fleet.activation import read_envelope
 from fleet.artifacts import prepare_outbox
 from fleet.config import AgentSettings, resolve_agent_settings
@@ -56,12 +56,16 @@ async def start_thread(fleet: Fleet, ref: ThreadRef, epoch: int) -> None:
     if lease is None:
         return
     async with fleet.leases.kept(lease):
+        behind = await lapse.recovered(fleet, record)
         try:
-            await _start(fleet, at, lease)
+            if not behind:
+                await _start(fleet, at, lease)
         except ThreadFailedError as error:
             await lifecycle.fail(fleet, record, error.code, error.detail, token=lease.token)
         except HostUnwritableError as error:
             await say_unwritable(fleet, record, error)
+    if behind:
+        await lifecycle.dispatch(fleet, await fleet.records.read(ref))
 
 
 async def say_unwritable(fleet: Fleet, record: Record, error: HostUnwritableError) -> None:
@@ -86,10 +90,17 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
     files = HostFiles(fleet.environment.home, ref)
     await asyncio.to_thread(files.check_room)
     record, step = restored(lease.record, Checkpoint.read(files.checkpoint))
+    behind = record is not lease.record
+    if behind:
+        await _forget_older(fleet, ref)
     if elsewhere := _session_is_elsewhere(record, Terms.read(files), folder, agent):
         record, step = await _without_session(fleet, lease, record, elsewhere), ""
-    lost = thread.state == "active" and not record.forced
+    recovers = thread.state == "active" and not record.forced
+    lost = recovers or behind
     unposted = await say_again(fleet, at, ref) if lost else []
+    if behind and thread.state not in ("pending", "active") and not record.forced:
+        await _end_as_told(fleet, lease, thread)
+        return
     await catch_up(fleet, at, record, rebuild=lost, unposted=unposted)
     settings = asdict(agent) | {
         "artifacts": _outbox(ref, thread, folder),
@@ -98,7 +109,7 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
     }
     Terms(record.epoch, str(folder), agent.type, settings).write(files)
     await lifecycle.say_registered(fleet, lease.record)
-    if lost:
+    if recovers:
         audit = items.audit("thread_recovered", ref.alias)
     else:
         audit = items.audit("thread_active", ref.alias, agent_session_id=record.agent_session)
@@ -117,12 +128,26 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
         token=lease.token,
         release=True,
         work_folder=str(folder),
+        said=0,  # a new epoch numbers a restored turn's items anew
         **values,
     )
     await fleet.nudges.post_items(ref)
     await fleet.add_due(ref, "list", LIST_DELAY_MS)
     if started:
         await lifecycle.dispatch(fleet, await fleet.records.read(ref))
+
+
+async def _forget_older(fleet: Fleet, ref: ThreadRef) -> None:
+    """Forget what Redis has of a question and of what persons said: it is older than the turn that is restored."""
+    keys = fleet.store.thread(ref)
+    await fleet.store.redis.delete(keys.prompt, keys.inbox, keys.seen)
+
+
+async def _end_as_told(fleet: Fleet, lease: Lease, thread: Thread) -> None:
+    """End a thread that had ended, and whose envelope says so, before Redis forgot it."""
+    outcome = "failed" if thread.state == "failed" else "completed"
+    await lifecycle.end_stopped(fleet, lease.record, outcome, token=lease.token)
+    await fleet.records.set_told(lease.record, outcome)
 
 
 def _session_is_elsewhere(record: Record, before: Terms | None, folder: Path, agent: AgentSettings) -> str:

@@ -14,11 +14,11 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from fleet import lifecycle, metrics
+from fleet import lapse, lifecycle, metrics
 from fleet.asker import ParkedError
 from fleet.attempt import AgentRuntime, Attempt, Outcome, crashed
 from fleet.context import Fleet
-from fleet.emitter import LeaseLostError
+from fleet.emitter import LeaseLostError, RedisBehindError
 from fleet.errors import ThreadFailedError
 from fleet.events import AgentDiedError
 from fleet.hostfiles import HostFiles, HostUnwritableError
@@ -66,6 +66,8 @@ async def _run(fleet: Fleet, runtime: AgentRuntime, record: Record, at: SessionR
         HostUnwritableError: the host's disk took no more; the attempt does not count.
     """
     ref = record.ref
+    if record.agent in fleet.agents:  # what is slow to import would keep the lease from being renewed
+        await asyncio.to_thread(runtime.load, record.agent)
     if not await _counted(fleet, record):
         return
     lease = await fleet.leases.take(record)
@@ -73,10 +75,11 @@ async def _run(fleet: Fleet, runtime: AgentRuntime, record: Record, at: SessionR
         return
     try:
         taken = await fleet.records.read(ref)
-        attempt = Attempt(fleet, runtime, lease, on_terms(taken, fleet.environment.home) or taken, at)
-        outcome = await _supervised(fleet, lease, attempt, shutdown)
-        if outcome is not None:
-            await _over(fleet, lease, attempt, outcome)
+        if not await lapse.recovered(fleet, taken):
+            attempt = Attempt(fleet, runtime, lease, on_terms(taken, fleet.environment.home) or taken, at)
+            outcome = await _supervised(fleet, lease, attempt, shutdown)
+            if outcome is not None:
+                await _over(fleet, lease, attempt, outcome)
     except HostUnwritableError:
         await fleet.records.set_held(record, lease.token, attempt=record.attempt)
         raise
@@ -142,6 +145,10 @@ async def _supervised(fleet: Fleet, lease: Lease, attempt: Attempt, shutdown: as
         return None
     except HostUnwritableError:
         raise
+    except RedisBehindError as error:
+        log.warning("%s: %s", name, error)
+        await lapse.start_anew(fleet, lease.record)
+        return None
     except AgentDiedError as error:
         log.warning("%s, attempt %d: %s", name, attempt.record.attempt, error)
     except Exception:
@@ -179,8 +186,16 @@ async def _over(fleet: Fleet, lease: Lease, attempt: Attempt, outcome: Outcome) 
     }
     _write_down(fleet, replace(attempt.record, step="publish", **ended))
     # An attempt that ended before it had read the log knows less than the journal does.
-    said = max(attempt.said, await fleet.journal.last_of(lease.record.ref, lease.record.turn))
-    await fleet.records.transition(lease.record, "turn_ran", token=lease.token, release=True, said=said, **ended)
+    said = max(attempt.said, await fleet.journal.last_of(lease.record))
+    await fleet.records.transition(
+        lease.record,
+        "turn_ran",
+        token=lease.token,
+        release=True,
+        said=said,
+        **ended,
+        **_noted(attempt.record),
+    )
 
 
 async def _park(fleet: Fleet, lease: Lease, attempt: Attempt) -> None:
@@ -195,7 +210,13 @@ async def _park(fleet: Fleet, lease: Lease, attempt: Attempt) -> None:
         consumed_ids=record.turn_items,
         consumed_at=record.consumed_at,
         consumed=record.consumed,
+        **_noted(record),
     )
+
+
+def _noted(record: Record) -> dict[str, Any]:
+    """Return what was noted of a turn while it ran: a Redis that came back older has forgotten it."""
+    return {name: getattr(record, name) for name in ("agent_session", "turn_items", "turn_newest", "began_ms")}
 
 
 def _write_down(fleet: Fleet, record: Record) -> None:

@@ -11,7 +11,8 @@
 --       3 step that the caller read, '' for no record
 --       4 step to enter: start or wait_host
 --       5 ms until reconcile looks at it
---       6.. field, value pairs to set
+--       6 epoch that the new one must be above, whatever Redis's clock says
+--       7.. field, value pairs to set
 -- Returns the new epoch, or '' when the record has changed meanwhile.
 redis.replicate_commands()
 local epoch = redis.call('HGET', KEYS[1], 'epoch') or ''
@@ -21,14 +22,11 @@ if epoch ~= ARGV[2] or step ~= ARGV[3] then
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local claimed = now
-if epoch ~= '' and tonumber(epoch) + 1 > now then
-  claimed = tonumber(epoch) + 1
-end
+local claimed = math.max(now, (tonumber(epoch) or 0) + 1, tonumber(ARGV[6]) + 1)
 local text = string.format('%.0f', claimed)
 redis.call('HSET', KEYS[1], 'epoch', text, 'step', ARGV[4], 'attempt', '0')
 redis.call('HDEL', KEYS[1], 'stop', 'outcome', 'error', 'told', 'turn_items', 'prompted')
-for i = 6, #ARGV, 2 do
+for i = 7, #ARGV, 2 do
   redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
 end
 redis.call('PERSIST', KEYS[1])

@@ -13,7 +13,7 @@
 --       4 id that the platform gave it, '' when it is no item
 --       5 alias
 -- Returns {'busy'} (another drainer), {'lost'}, {'empty'} or
--- {'entry', id, kind, post_id, body, '1' when it may have been posted already}.
+-- {'entry', id, kind, post_id, body, '1' when it may have been posted already, since, ms that have passed since then}.
 redis.replicate_commands()
 if ARGV[3] == '' then
   if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
@@ -45,6 +45,17 @@ else
   end
 end
 local head = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)[1]
+-- A Redis that was started again, or a replica that took over, may have lost its last moments, and what was stored in
+-- them. That it lost all of them shows where it knows of no journal yet: that matters only while it is young.
+local server = redis.call('INFO', 'server')
+local run = string.match(server, 'run_id:(%x+)')
+local before = redis.call('HGET', KEYS[3], 'run')
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if before ~= run and (before or head) then
+  local since = before and now or now - string.match(server, 'uptime_in_seconds:(%d+)') * 1000
+  redis.call('HSET', KEYS[3], 'run', run, 'since', string.format('%.0f', since))
+end
 if not head then
   redis.call('HDEL', KEYS[3], 'inflight')
   redis.call('DEL', KEYS[1], KEYS[2])
@@ -56,8 +67,9 @@ if not head then
 end
 local again = redis.call('HGET', KEYS[3], 'inflight') == head[1] and '1' or '0'
 redis.call('HSET', KEYS[3], 'inflight', head[1])
+local since = redis.call('HGET', KEYS[3], 'since')
 local entry = {}
 for i = 1, #head[2], 2 do
   entry[head[2][i]] = head[2][i + 1]
 end
-return {'entry', head[1], entry.kind, entry.post_id, entry.body, again}
+return {'entry', head[1], entry.kind, entry.post_id, entry.body, again, since, now - since}

@@ -29,12 +29,17 @@ async def in_turn(stage: Stage) -> Lease:
 
 
 def asker(
-    stage: Stage, lease: Lease, permissions: Any = "approval", hold_s: float = 0.0, grants: dict[str, str] | None = None
+    stage: Stage,
+    lease: Lease,
+    permissions: Any = "approval",
+    hold_s: float = 0.0,
+    grants: dict[str, str] | None = None,
+    said: int = 0,
 ) -> Asker:
     async def gave(_item: Any) -> None:
         return None
 
-    return Asker(stage.fleet, lease, Emitter(stage.fleet, lease, 0), permissions, hold_s, gave, grants=grants)
+    return Asker(stage.fleet, lease, Emitter(stage.fleet, lease, said), permissions, hold_s, gave, grants=grants)
 
 
 async def types(stage: Stage) -> list[str]:
@@ -66,7 +71,7 @@ def test_a_question_that_is_asked_again_after_a_crash_is_not_posted_again(play: 
             await asker(stage, lease).ask("ask_user_question", WHICH)
         await stage.say("t", "2")
         await stage.poll()
-        answer = await asker(stage, lease).ask("ask_user_question", WHICH)
+        answer = await asker(stage, lease, said=1).ask("ask_user_question", WHICH)
         assert answer.answers == (("Blue",),)
         assert await types(stage) == ["pending_prompt", "pending_prompt_resolved"]
 

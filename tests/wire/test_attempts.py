@@ -87,7 +87,7 @@ def test_attempts_that_redis_has_cut_off_do_not_fail_the_thread(play: Play):
         journal = stage.fleet.journal
         append = journal.append
 
-        async def gone(*_: Any) -> Any:
+        async def gone(*_: Any, **__: Any) -> Any:
             raise RedisConnectionError("gone")
 
         journal.append = gone  # type: ignore[method-assign]

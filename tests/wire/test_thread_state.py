@@ -54,6 +54,15 @@ def numbered(*numbers: int) -> list[Numbered]:
     return [Numbered(n, f"id{n}", json.dumps(item(n))) for n in numbers]
 
 
+def test_an_epoch_is_above_what_a_host_knows_of_though_the_clock_of_redis_is_behind(redis_url: str):
+    async def work(store: Store) -> None:
+        records = Records(store)
+        ahead = await store.now_ms() + 3_600_000
+        assert await records.claim(await records.read(REF), "start", above=ahead) == ahead + 1
+
+    with_store(redis_url, work)
+
+
 def test_of_two_claims_on_one_reading_only_one_wins(redis_url: str):
     async def work(store: Store) -> None:
         records = Records(store)
