@@ -63,7 +63,7 @@ def test_the_agent_dies_with_its_turn_process(fleet: FleetUnderTest):
     fleet.await_said("orphan", "begun")
     agents = fleet.agents_alive(folder)
     pool_process(fleet, folder).kill()
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in agents), 2, "the agent outlives its turn")
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in agents), PATIENCE_S, "the agent outlives its turn")
     fleet.person.set_state("orphan", "completed")
     fleet.await_turns("orphan")
 

@@ -227,8 +227,15 @@ def _twice(items: list[Json]) -> list[Json]:
     return [each for each in metadata if times[each.get("post_id")] > 1]
 
 
+@pytest.fixture
+def ordeal(running: Ordeal) -> Iterator[Ordeal]:
+    """A running fleet, in fair weather afterwards."""
+    yield running
+    running.sandbox.conditions(faults=[])
+
+
 @pytest.fixture(scope="module")
-def ordeal(no_process_left: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ordeal]:
+def running(no_process_left: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ordeal]:
     """A running fleet of two hosts on a Redis of its own."""
     base = tmp_path_factory.mktemp("ordeal")
     script = base / "ordeal.yaml"

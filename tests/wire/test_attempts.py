@@ -84,6 +84,7 @@ def test_attempts_that_redis_has_cut_off_do_not_fail_the_thread(play: Play):
         agent = Rehearsed()
         await stage.hand_over("t", "hello")
         await stage.poll()
+        stage.fleet.leases.ttl_ms = 300  # for as long as a lease lives, an append is tried again
         journal = stage.fleet.journal
         append = journal.append
 
