@@ -83,20 +83,25 @@ async def ingest(fleet: Fleet, ref: ThreadRef) -> None:
         return
     keys = fleet.store.session(ref.session)
     own = await fleet.user_id()
+    done: dict[str, str] = {}
     lag_over = await fleet.store.redis.hget(keys.due, f"list {ref.alias}")
     if lag_over is not None and await fleet.store.now_ms() >= int(lag_over):
         record = await fleet.records.read(ref)
         if record.live:
             await catch_up(fleet, at, record)
-        await fleet.store.run("due_done", [keys.due], [f"list {ref.alias}", str(lag_over)])
-    for item_id in await fleet.due_items(ref):
-        record = await fleet.records.read(ref)
-        if record.live:
-            item = await _item(fleet, at, ref, item_id)
-            if item is not None and item.get("user_id") != own:
-                await _take_in(fleet, record, item)
-        await fleet.store.run("due_done", [keys.due], [f"item {ref.alias} {item_id}", "1"])
-    await lifecycle.advance(fleet, ref)
+        done[f"list {ref.alias}"] = str(lag_over)
+    try:
+        for item_id in await fleet.due_items(ref):
+            record = await fleet.records.read(ref)
+            if record.live:
+                item = await _item(fleet, at, ref, item_id)
+                if item is not None and item.get("user_id") != own:
+                    await _take_in(fleet, record, item)
+            done[f"item {ref.alias} {item_id}"] = "1"
+    finally:
+        # Struck off only now, so that a crash in between does not leave a message in the inbox of an idle thread.
+        await lifecycle.advance(fleet, ref)
+        await fleet.store.run("due_done", [keys.due], [part for pair in done.items() for part in pair])
 
 
 async def _item(fleet: Fleet, at: SessionRef, ref: ThreadRef, item_id: str) -> Json | None:

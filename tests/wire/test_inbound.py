@@ -144,3 +144,22 @@ def test_reconcile_nudges_what_is_due_and_what_stands_still(play: Play):
         assert not stage.nudges.waiting
 
     play(scene)
+
+
+def test_a_message_stays_due_until_the_thread_has_been_looked_at_with_it(play: Play, monkeypatch: pytest.MonkeyPatch):
+    async def scene(stage: Stage) -> None:
+        await stage.hand_over("t")
+        await stage.poll()
+        said = await stage.say("t", "hello")
+
+        async def die(*_: Any) -> None:
+            raise SystemError("killed")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("fleet.lifecycle.advance", die)
+            with pytest.raises(SystemError):
+                await stage.poll()
+        assert await stage.inbox("t") == ["hello"]
+        assert said in await stage.fleet.due_items(stage.ref("t"))
+
+    play(scene)
