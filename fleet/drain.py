@@ -22,6 +22,7 @@ from fleet.hostfiles import log_name
 from fleet.journal import Entry
 from fleet.platform.client import PAGE_ROWS, SessionRef
 from fleet.platform.errors import AccessDeniedError, NotExecutedError, OutcomeUnknownError, RefusedError, TransientError
+from fleet.platform.paging import LIST_DELAY_S
 from fleet.refs import ThreadRef
 from fleet.truncation import LOWER_CAP_BYTES, fit
 
@@ -35,8 +36,6 @@ Looks = dict[tuple[str, int], dict[str, str]]
 PATIENCE_S = 10.0
 #: Pauses in seconds between attempts: the first, the factor, the longest.
 PAUSE_FIRST_S, PAUSE_FACTOR, PAUSE_MAX_S = 0.1, 2.0, 5.0
-#: Seconds after which an item that the platform stored is shown by its lists, with a margin (protocol §1: about 2 s).
-LIST_DELAY_S = 2.5
 #: Newest items that are read back. All that we posted since the lost answer stand before it; persons' may too.
 READ_BACK_ROWS = 50
 #: ms for which items are looked for before they are posted, once Redis may have forgotten that they were: whatever it

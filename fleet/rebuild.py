@@ -12,6 +12,7 @@ from fleet.context import Fleet
 from fleet.hostfiles import Checkpoint, HostFiles, log_name
 from fleet.journal import DEPTH_LIMIT, item_draft
 from fleet.platform.client import PAGE_ROWS, SessionRef
+from fleet.platform.paging import LIST_DELAY_S
 from fleet.record import Record
 from fleet.refs import ThreadRef
 from fleet.truncation import fit
@@ -22,8 +23,6 @@ log = logging.getLogger(__name__)
 CONSUMED_KEPT = 50
 #: Lines of the log that may not have been posted: a journal holds no more, for a turn waits when it is full.
 UNPOSTED_MAX = DEPTH_LIMIT + 200
-#: Seconds after which a list shows what was posted just before Redis was lost (protocol §1: about 2 s).
-LIST_DELAY_S = 3.0
 
 
 def checkpoint_of(record: Record) -> Checkpoint:

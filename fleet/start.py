@@ -24,6 +24,7 @@ from fleet.inbound import catch_up
 from fleet.journal import audit_draft, item_draft, state_draft
 from fleet.leases import Lease
 from fleet.platform.client import SessionRef
+from fleet.platform.paging import LIST_DELAY_S
 from fleet.policy import parse_policy
 from fleet.rebuild import restored, say_again
 from fleet.record import Record
@@ -32,12 +33,8 @@ from fleet.terms import Terms
 
 log = logging.getLogger(__name__)
 
-
 #: Bytes of JSON that a policy block may have: every turn parses it.
 POLICY_MAX_BYTES = 64 * 1024
-
-#: ms after which a list shows what was posted just before the start of a thread (protocol §1: about 2 s).
-LIST_DELAY_MS = 3000
 
 PERMISSIONS = ("autonomous", "approval", "guarded")
 
@@ -132,7 +129,7 @@ async def _start(fleet: Fleet, at: SessionRef, lease: Lease) -> None:
         **values,
     )
     await fleet.nudges.post_items(ref)
-    await fleet.add_due(ref, "list", LIST_DELAY_MS)
+    await fleet.add_due(ref, "list", int(LIST_DELAY_S * 1000))
     if started:
         await lifecycle.dispatch(fleet, await fleet.records.read(ref))
 

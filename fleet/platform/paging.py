@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 
 from fleet.platform.client import Timestamp
 
+#: Seconds after which a list shows what was stored, with a margin (protocol §1: about 2 s).
+LIST_DELAY_S = 2.5
 #: Seconds by which a reader begins earlier than the newest row it has seen. Lists lag by about two seconds.
 OVERLAP_S = 5
 
