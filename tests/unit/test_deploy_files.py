@@ -161,7 +161,7 @@ def test_a_further_machine_has_the_same_workers_but_for_the_way_to_redis():
 def test_ports_are_published_on_the_machine_itself_alone_unless_said_otherwise():
     services = compose.filled(compose.FIRST, VARIABLES)["services"].values()
     ports = [port for service in services for port in service.get("ports", ())]
-    assert len(ports) == 3
+    assert len(ports) == 4
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
