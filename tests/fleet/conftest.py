@@ -1,4 +1,4 @@
-"""One fleet for all tests of this room: each test has threads and folders of its own."""
+"""One fleet for all tests of a file: each test has threads and folders of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleet.sandbox.redis_server import start_redis
 from tests.fleet.harness import FleetUnderTest, fleet_under_test
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fleet(no_process_left: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetUnderTest]:
     """A running fleet: two hosts, one section."""
     base = tmp_path_factory.mktemp("fleet")
