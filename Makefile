@@ -9,10 +9,12 @@ STAMP := $(VENV)/.installed
 # Tests wait for processes more than they compute: three at a time fill two cores. Those of one file share a process,
 # and with it what is slow to start; what takes longest begins first.
 PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
+# Faults that take their time: what they break, and what it takes to come back, is a fleet of their own.
+ORDEALS := $(patsubst %,tests/fleet/test_%.py,clocks duplicates network redis_faults rolling sentinel)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check format test chaos leaks demo docs flower-pages lock clean
+.PHONY: help setup check format test ordeals chaos leaks demo docs flower-pages lock clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,8 +45,11 @@ format: setup  ## format, and repair what lint can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-test: check  ## check, then all tests (PYTEST_ARGS="-k name" chooses)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: check  ## check, then the tests but for the ordeals (PYTEST_ARGS="-k name" chooses)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(ORDEALS))
+
+ordeals: setup  ## the tests that take their time: Redis, network, clocks and messages at fault
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) $(ORDEALS)
 
 CHAOS_SECONDS ?= 3600
 CHAOS_SEED ?= 1
