@@ -163,10 +163,21 @@ def test_a_turn_that_only_redis_knows_of_runs_no_agent(signed: FleetUnderTest):
 
 def test_an_epoch_that_a_host_did_not_start_fails_the_thread(signed: FleetUnderTest):
     intruder = ended(signed, "forged/epoch")
-    intruder.set(intruder.keys.record, step="run", turn="2", epoch=str(signed.record("forged/epoch").epoch - 1))
+    intruder.set(intruder.keys.record, step="run", turn="2", epoch=str(signed.record("forged/epoch").epoch + 1))
     signed.await_said("forged/epoch", "ACTIVATION_UNKNOWN")
     signed.await_state("forged/epoch", "failed")
     signed.person.set_state("forged/epoch", "pending")
     signed.await_state("forged/epoch", "active")
     signed.person.say("forged/epoch", "hello once more")
     signed.await_said("forged/epoch", "You said: hello once more")
+
+
+def test_an_epoch_that_is_over_starts_anew_from_what_the_host_knows(signed: FleetUnderTest):
+    intruder = ended(signed, "forged/past")
+    epoch = signed.record("forged/past").epoch
+    intruder.set(intruder.keys.record, step="run", turn="2", epoch=str(epoch - 1))
+    wait_until(lambda: signed.record("forged/past").epoch > epoch, PATIENCE_S, "the thread is not started anew")
+    signed.person.say("forged/past", "hello once more")
+    signed.await_said("forged/past", "You said: hello once more")
+    signed.await_turns("forged/past", 2)
+    assert len(signed.turn_ends("forged/past")) == 2
