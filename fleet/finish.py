@@ -63,11 +63,12 @@ async def _close(fleet: Fleet, lease: Lease) -> None:
     record = on_terms(lease.record, fleet.environment.home) or lease.record
     await fleet.prompts.forget(record.ref)
     files = HostFiles(fleet.environment.home, record.ref)
-    files.forget_excused()
+    attempts = record.attempt - files.excused(record.epoch, record.turn)
     if record.fail_code:
         checkpoint_of(replace(record, step="idle")).write(files.checkpoint)
         await lifecycle.fail(fleet, record, record.fail_code, record.error, token=lease.token)
-        metrics.count_turn(fleet, record)
+        metrics.count_turn(fleet, record, attempts)
+        files.forget_excused()
         return
     closed = consumed(record)
     checkpoint_of(closed).write(files.checkpoint)
@@ -80,7 +81,8 @@ async def _close(fleet: Fleet, lease: Lease) -> None:
         consumed_at=closed.consumed_at,
         consumed=closed.consumed,
     ):
-        metrics.count_turn(fleet, record)
+        metrics.count_turn(fleet, record, attempts)
+        files.forget_excused()
 
 
 async def _say(fleet: Fleet, lease: Lease, said: int, item: items.Item) -> int:

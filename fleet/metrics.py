@@ -62,7 +62,7 @@ TURN_SECONDS = Histogram(
 )
 CUT_OFF = Counter(
     "fleet_turn_attempts_cut_off",
-    "Attempts of closed turns that were cut off by a crash or a lost lease.",
+    "Attempts of closed turns that were cut off by a crash.",
     ["host", "agent"],
     registry=REGISTRY,
 )
@@ -106,13 +106,13 @@ def begin_at_zero(config: FleetConfig, host: str) -> None:
         metric.labels(host)
 
 
-def count_turn(fleet: Fleet, record: Record) -> None:
-    """Count the turn of `record`, which is closed: its outcome, its time, its tokens, its attempts."""
+def count_turn(fleet: Fleet, record: Record, attempts: int) -> None:
+    """Count the turn of `record`, which is closed: its outcome, its time, its tokens, those `attempts` that count."""
     host = fleet.host
     agent = record.agent if record.agent in fleet.config.agents else OTHER
     outcome = "crashed" if record.fail_code == "AGENT_CRASHED" else record.turn_status
     TURNS.labels(host, agent, outcome if outcome in OUTCOMES else OTHER).inc()
-    CUT_OFF.labels(host, agent).inc(max(0, record.attempt - 1))
+    CUT_OFF.labels(host, agent).inc(max(0, attempts - 1))
     if "duration_ms" in record.stats:
         TURN_SECONDS.labels(host, agent).observe(record.stats["duration_ms"] / 1000)
     for kind, field in TOKENS_OF.items():

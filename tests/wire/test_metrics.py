@@ -77,7 +77,7 @@ def test_a_turn_whose_attempts_are_used_up_is_counted_as_crashed(play: Play):
 
 def test_a_word_out_of_an_envelope_or_a_newer_record_is_no_label(play: Play):
     async def scene(stage: Stage) -> None:
-        metrics.count_turn(stage.fleet, Record(stage.ref("t"), agent="made_up", turn_status="vanished"))
+        metrics.count_turn(stage.fleet, Record(stage.ref("t"), agent="made_up", turn_status="vanished"), 1)
         assert value("fleet_turns_total", agent="other", outcome="other") == 1
 
     play(scene)
